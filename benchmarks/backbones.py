@@ -2,9 +2,10 @@
 
     python -m benchmarks.backbones mobilenet_v2 efficientnet_lite0
 
-All take turns at 128 px on one thread: the exported graph in fp32 and int8, one image at a time as the line runs it;
-frozen features of 16 images as the trainer computes them; a training step of 8. Weights are those of the
-package, or drawn. The tenth percentile is what they take where nothing else disturbs them; ratios are to the first.
+All take turns at 128 px on one thread: the exported graph in fp32 and int8, one image at a time as
+the line runs it; frozen features of 16 images as the trainer computes them; a training step of 8.
+Weights are those of the package, or drawn. The tenth percentile is what they take where nothing
+else disturbs them; ratios are to the first.
 """
 
 import argparse
@@ -30,10 +31,14 @@ def calls(model: str) -> dict[str, tuple[int, Callable[[], object]]]:
     """What is timed, and of how many images."""
     image = np.random.default_rng(0).integers(0, 256, (1, _SIZE, _SIZE, 3), np.uint8)
     weights = SHIPPED[model].weights if model in SHIPPED else "none"
-    sessions = {precision: open_session(graph) for precision, graph in graphs(model, weights).items()}
+    sessions = {
+        precision: open_session(graph) for precision, graph in graphs(model, weights).items()
+    }
     network, tensors = Network(model, 2), to_tensors(initial_encoder(model, weights, 0))
     frozen, trained = torch.randn(16, 3, _SIZE, _SIZE), torch.randn(8, 3, _SIZE, _SIZE)
-    moving = {name: value.clone().requires_grad_(is_trainable(name)) for name, value in tensors.items()}
+    moving = {
+        name: value.clone().requires_grad_(is_trainable(name)) for name, value in tensors.items()
+    }
 
     def features() -> None:
         with torch.no_grad():
@@ -43,7 +48,10 @@ def calls(model: str) -> dict[str, tuple[int, Callable[[], object]]]:
         network.encode(moving, trained).sum().backward()  # type: ignore[no-untyped-call]
 
     return {
-        **{name: (1, partial(each.run, ["probabilities"], {"image": image})) for name, each in sessions.items()},
+        **{
+            name: (1, partial(each.run, ["probabilities"], {"image": image}))
+            for name, each in sessions.items()
+        },
         "features": (len(frozen), features),
         "training": (len(trained), step),
     }
@@ -51,7 +59,9 @@ def calls(model: str) -> dict[str, tuple[int, Callable[[], object]]]:
 
 def main() -> None:
     """Print a JSON line for each kind of work and model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--runs", type=int, default=40)
     asked = parser.parse_args()
@@ -70,7 +80,12 @@ def main() -> None:
         for model, found in times.items():
             p10, p50 = np.quantile(found, (0.1, 0.5)).round(2).tolist()
             ratio = round(float(np.median(np.array(found) / first)), 2)
-            print(json.dumps({"what": what, "model": model, "p10 ms": p10, "p50 ms": p50, "ratio": ratio}), flush=True)
+            print(
+                json.dumps(
+                    {"what": what, "model": model, "p10 ms": p10, "p50 ms": p50, "ratio": ratio}
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

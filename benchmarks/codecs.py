@@ -1,10 +1,11 @@
 """Bytes, time and memory of coded contributions, as a federation's training makes them.
 
-    python -m benchmarks.codecs --data NEU-CLS --weights mobilenet_v2_imagenet.safetensors --rounds 3
+    python -m benchmarks.codecs --data NEU-CLS --weights mobilenet_v2_imagenet.safetensors --rounds
+    3
 
-FedAvg of five nodes with five images of three classes each, at 64 px. The codec codes what the first node sends in a
-round, against the round's broadcast. Times are medians over rounds and repetitions, of one thread; memory is what is
-allocated at the peak beyond the tensors.
+FedAvg of five nodes with five images of three classes each, at 64 px. The codec codes what the
+first node sends in a round, against the round's broadcast. Times are medians over rounds and
+repetitions, of one thread; memory is what is allocated at the peak beyond the tensors.
 """
 
 import argparse
@@ -37,7 +38,12 @@ def contributions(asked: argparse.Namespace) -> list[tuple[Arrays, Arrays]]:
     spec, broadcast = draft(request, federation="benchmark", classes=catalogue.classes, nodes=5)
     found: list[tuple[Arrays, Arrays]] = []
 
-    def keep(node: str, round_: int, sent: Contributed, received: Arrays) -> Contributed:  # noqa: ARG001
+    def keep(
+        node: str,
+        round_: int,  # noqa: ARG001
+        sent: Contributed,
+        received: Arrays,
+    ) -> Contributed:
         if node == min(images):
             found.append((sent.tensors, received))
         return sent
@@ -51,7 +57,10 @@ def _images(spec: Spec, catalogue: class_folders.Catalogue) -> dict[str, Images]
     shares = Scheme("disjoint", 5, 5, 0, {"classes_per_node": 3}).shares(catalogue)
     return {
         share.node: Images(
-            *(class_folders.load(part, spec.classes, spec.preprocessing.size) for part in (share.train, share.test))
+            *(
+                class_folders.load(part, spec.classes, spec.preprocessing.size)
+                for part in (share.train, share.test)
+            )
         )
         for share in shares
     }
@@ -75,14 +84,24 @@ def peak(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--rounds", type=int, default=3)
     sent = contributions(parser.parse_args())
-    print("| codec | MB, round by round | encode, ms | decode, ms | peak, MB: encode, decode |\n|---|---|---|---|---|")
+    print(
+        "| codec | MB, round by round | encode, ms | decode, ms | peak, MB: encode, decode "
+        "|\n|---|---|---|---|---|"
+    )
     print(f"| none | {len(encode_tensors(sent[0][0])) / 1e6:.2f} | | | |")
-    sizes, encoded, decoded, memory = list[float](), list[float](), list[float](), list[tuple[float, float]]()
+    sizes, encoded, decoded, memory = (
+        list[float](),
+        list[float](),
+        list[float](),
+        list[tuple[float, float]](),
+    )
     for tensors, held in sent:
         expected = {name: TensorSpec(array.shape, 0) for name, array in tensors.items()}
         code = partial(encode, tensors, held, tensors)

@@ -1,10 +1,12 @@
-"""Cost of the console in rounds without training: while it is stopped, while nobody watches, while ten people do.
+"""Cost of the console in rounds without training: while it is stopped,
+while nobody watches, while ten people do.
 
     python -m benchmarks.console_cost
 
-One federation, whose rounds take turns: some with the console's process stopped, some with nobody there, some with
-watchers. A watcher does what the page does: it follows the events and, at each, asks for what is new of the run. All
-watchers are one process of the lowest priority, since people elsewhere take no time from the coordinator's machine.
+One federation, whose rounds take turns: some with the console's process stopped, some with nobody
+there, some with watchers. A watcher does what the page does: it follows the events and, at each,
+asks for what is new of the run. All watchers are one process of the lowest priority, since people
+elsewhere take no time from the coordinator's machine.
 """
 
 import argparse
@@ -32,7 +34,10 @@ LONG = 5  # rounds of a turn; the first one, in which watchers come and go, does
 async def watch(url: str) -> None:
     """Watch a run until cancelled."""
     version = 0
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client, client.stream("GET", "events") as events:
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        client.stream("GET", "events") as events,
+    ):
         async for line in events.aiter_lines():
             if line.startswith("data: "):
                 [run] = httpx.Response(200, content=line.removeprefix("data: ")).json()["runs"]
@@ -73,11 +78,19 @@ def measure(folder: Path, nodes: int, cycles: int, watchers: int) -> dict[str, l
         before = 0.0
         for event in federate(broker, folder, nodes, rounds, "--http", "0"):
             if event["event"] == "Note" and event["text"].startswith("console: "):
-                watch = [sys.executable, "-m", "benchmarks.console_cost", "--watch", event["text"].split()[1]]
+                watch = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.console_cost",
+                    "--watch",
+                    event["text"].split()[1],
+                ]
                 viewer = subprocess.Popen(watch, stdin=subprocess.PIPE, text=True)
                 ending.callback(viewer.wait)
                 ending.callback(viewer.kill)
-                found = subprocess.check_output(["pgrep", "-f", f"trainer.console.console {folder / 'coordinator'} "])
+                found = subprocess.check_output(
+                    ["pgrep", "-f", f"trainer.console.console {folder / 'coordinator'} "]
+                )
                 console = int(found)
             number, place = divmod(event.get("round", 1) - 1, LONG)
             turn = TURNS[number % len(TURNS)]
@@ -89,7 +102,8 @@ def measure(folder: Path, nodes: int, cycles: int, watchers: int) -> dict[str, l
                 seconds, before = [], processor_seconds(console)
             elif event["event"] == "RoundClosed":
                 seconds.append(event["seconds"])
-                if place == LONG - 1 and number >= len(TURNS):  # while the first ones run, the console starts
+                # while the first ones run, the console starts
+                if place == LONG - 1 and number >= len(TURNS):
                     turns[turn].append(Turn(seconds, processor_seconds(console) - before))
                 if event["round"] == rounds:
                     os.kill(console, signal.SIGCONT)  # or it would not end
@@ -98,7 +112,9 @@ def measure(folder: Path, nodes: int, cycles: int, watchers: int) -> dict[str, l
 
 def main() -> None:
     """Print the times, and their ratios to those without the console, cycle by cycle."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--cycles", type=int, default=8)
     parser.add_argument("--watchers", type=int, default=10)
@@ -116,8 +132,9 @@ def main() -> None:
         ratios = sorted(one / other for one, other in zip(medians, without, strict=True))
         console = sum(each.console for each in found) / sum(len(each.seconds) for each in found)
         print(
-            f"{turn:16} {1000 * statistics.median(medians):6.0f} ms a round, ratio {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f}), of a processor {1000 * console:.0f} ms for the console"
+            f"{turn:16} {1000 * statistics.median(medians):6.0f} ms a round, ratio "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), of a "
+            f"processor {1000 * console:.0f} ms for the console"
         )
 
 

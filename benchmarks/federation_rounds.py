@@ -1,11 +1,13 @@
-"""Time of a round without training, against a bare client that moves and hashes the same bytes over the same broker.
+"""Time of a round without training, against a bare client that moves and hashes the same bytes
+over the same broker.
 
     python -m benchmarks.federation_rounds --nodes 5 --rounds 10 --turns 3
 
-All that a round does besides training is in the first figure, from one round's end to the next: messages, chunks,
-files, checks, sums, the average. The bare client publishes one blob to all nodes and one from each node, in chunks of
-the same size, and hashes them. They take turns, since other work on the machine comes and goes. Each node is a process.
-Processor time is a round's; memory is the process's peak (VmHWM).
+All that a round does besides training is in the first figure, from one round's end to the next:
+messages, chunks, files, checks, sums, the average. The bare client publishes one blob to all nodes
+and one from each node, in chunks of the same size, and hashes them. They take turns, since other
+work on the machine comes and goes. Each node is a process. Processor time is a round's; memory is
+the process's peak (VmHWM).
 """
 
 import argparse
@@ -44,10 +46,16 @@ CHUNK = 256 * 1024
 
 
 class EmptyNode:
-    """A node that sends back what it received, at once, but for one number: equal blobs would not be sent twice."""
+    """A node that sends back what it received, at once, but for one number:
+    equal blobs would not be sent twice.
+    """
 
     def __init__(self, endpoint: Endpoint, name: str, spec: Spec, folder: Path):
-        self._spec, self._name, self._session = spec, name, hashlib.sha256(name.encode()).hexdigest()[:16]
+        self._spec, self._name, self._session = (
+            spec,
+            name,
+            hashlib.sha256(name.encode()).hexdigest()[:16],
+        )
         self._inbox: queue.Queue[object] = queue.Queue()
         self._encryption: NodeEncryption | None = None
         if spec.encryption == "group":
@@ -65,13 +73,19 @@ class EmptyNode:
         self._mqtt.subscribe(topics.round_state(federation), topics.down(federation, self._name))
         key = self._encryption.public if self._encryption else ""
         with self._mqtt:
-            self._mqtt.publish(up, encode(Hello(session=self._session, run=run, software="benchmark", key=key)))
+            self._mqtt.publish(
+                up, encode(Hello(session=self._session, run=run, software="benchmark", key=key))
+            )
             while True:
                 event = self._inbox.get()
                 if isinstance(event, Delivery):
                     self._mqtt.ack(event)
                     state = decode_any(event.payload)
-                    if isinstance(state, Welcome) and self._encryption and self._encryption.take_keys(state):
+                    if (
+                        isinstance(state, Welcome)
+                        and self._encryption
+                        and self._encryption.take_keys(state)
+                    ):
                         self._mqtt.renew_subscriptions()
                         self._transfer.renew_subscriptions()
                     if isinstance(state, RoundState) and state.status == "finished":
@@ -90,7 +104,9 @@ class EmptyNode:
     def _contribute(self, up: str, event: Fetched) -> None:
         received = event.manifest
         number = np.float32(received.round + int(self._name.rpartition("-")[2]) / 8)
-        digest, size = self._store.put(self._store.path(received.digest).read_bytes()[:-4] + number.tobytes())
+        digest, size = self._store.put(
+            self._store.path(received.digest).read_bytes()[:-4] + number.tobytes()
+        )
         self._transfer.offer(digest, self._transfer.chunk_size(CHUNK))
         blob = type(received)(
             federation=received.federation,
@@ -101,7 +117,9 @@ class EmptyNode:
             size=size,
             chunk_size=self._transfer.chunk_size(CHUNK),
         )
-        message = Contribution(session=self._session, run=received.run, round=received.round, weight=0.7, blob=blob)
+        message = Contribution(
+            session=self._session, run=received.run, round=received.round, weight=0.7, blob=blob
+        )
         self._mqtt.publish(up, encode(message))
 
 
@@ -110,8 +128,11 @@ def take_part(url: str, name: str, spec: Spec, folder: Path) -> None:
     EmptyNode(Endpoint.parse(url), name, spec, folder).run()
 
 
-def federate(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *options: str) -> Iterator[dict[str, Any]]:
-    """Run a federation that does not train; the events of its coordinator, whose state is `folder/coordinator`.
+def federate(
+    broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *options: str
+) -> Iterator[dict[str, Any]]:
+    """Run a federation that does not train; the events of its coordinator,
+    whose state is `folder/coordinator`.
 
     The event before them, `Started`, names the processes: coordinator, a node, broker.
     """
@@ -119,19 +140,40 @@ def federate(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *opt
     save_file(encoder, folder / "initial.safetensors")
     coordinator = subprocess.Popen(
         [
-            sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
-            "--method", "afedcl", "--codec", "none", "--nodes", str(nodes), "--rounds", str(rounds),
-            "--weights", str(folder / "initial.safetensors"), "--state", str(folder / "coordinator"), *options,
+            sys.executable,
+            "-m",
+            "edge.cli.main",
+            "coordinate",
+            broker.url,
+            "--json",
+            "--classes",
+            "a,b",
+            "--method",
+            "afedcl",
+            "--codec",
+            "none",
+            "--nodes",
+            str(nodes),
+            "--rounds",
+            str(rounds),
+            "--weights",
+            str(folder / "initial.safetensors"),
+            "--state",
+            str(folder / "coordinator"),
+            *options,
         ],
         stdout=subprocess.PIPE,
-    )  # fmt: skip
+    )
     spec = find_spec(Endpoint.parse(broker.url), coordinator)
     context = multiprocessing.get_context("spawn")
     arguments = [(broker.url, f"node-{k}", spec, folder / f"node-{k}") for k in range(nodes)]
     processes = [context.Process(target=take_part, args=each) for each in arguments]
     for node in processes:
         node.start()
-    yield {"event": "Started", "processes": [coordinator.pid, processes[0].pid, mosquitto_of(broker)]}
+    yield {
+        "event": "Started",
+        "processes": [coordinator.pid, processes[0].pid, mosquitto_of(broker)],
+    }
     assert coordinator.stdout is not None
     yield from map(json.loads, coordinator.stdout)
     for node in processes:
@@ -139,7 +181,10 @@ def federate(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *opt
 
 
 class Figures(NamedTuple):
-    """What the rounds of one federation took, but the first. Processes: coordinator, a node, broker."""
+    """What the rounds of one federation took, but the first.
+
+    Processes: coordinator, a node, broker.
+    """
 
     seconds: float  # of a round, from its predecessor's end to its own, the median
     blob: int  # bytes
@@ -165,7 +210,9 @@ def federation_rounds(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: 
 
 
 def bare_round(broker: EmbeddedBroker, nodes: int, rounds: int, size: int) -> float:
-    """Median seconds for the same bytes: one blob to `nodes` clients and one from each, hashed, not written."""
+    """Median seconds for the same bytes: one blob to `nodes` clients and one from each,
+    hashed, not written.
+    """
     blob = np.random.default_rng(0).bytes(size)
     chunks = [blob[start : start + CHUNK] for start in range(0, size, CHUNK)]
     arrived: queue.Queue[str] = queue.Queue()
@@ -211,26 +258,43 @@ def bare_round(broker: EmbeddedBroker, nodes: int, rounds: int, size: int) -> fl
 
 def main() -> None:
     """Print both times, their ratio, and what the processes used."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turns", type=int, default=3)
     asked = parser.parse_args()
     ours, bare = [], []
     for _ in range(asked.turns):
-        with tempfile.TemporaryDirectory() as name, start_broker(Path(name) / "b", kind="mosquitto") as broker:
+        with (
+            tempfile.TemporaryDirectory() as name,
+            start_broker(Path(name) / "b", kind="mosquitto") as broker,
+        ):
             ours.append(federation_rounds(broker, Path(name), asked.nodes, asked.rounds))
             bare.append(bare_round(broker, asked.nodes, asked.rounds, ours[-1].blob))
     ratios = [mine.seconds / theirs for mine, theirs in zip(ours, bare, strict=True)]
     print(
-        f"{asked.nodes} nodes, {ours[0].blob / 1e6:.1f} MB a blob, medians of {asked.turns} x {asked.rounds - 1} rounds"
+        f"{asked.nodes} nodes, {ours[0].blob / 1e6:.1f} MB a blob, medians of {asked.turns} x "
+        f"{asked.rounds - 1} rounds"
     )
-    print(f"round without training  {1000 * statistics.median(mine.seconds for mine in ours):7.0f} ms")
+    print(
+        f"round without training  {1000 * statistics.median(mine.seconds for mine in ours):7.0f} ms"
+    )
     print(f"bare client             {1000 * statistics.median(bare):7.0f} ms")
-    print(f"ratio                   {statistics.median(ratios):7.2f}  ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(
+        f"ratio                   {statistics.median(ratios):7.2f}  ({min(ratios):.2f} to "
+        f"{max(ratios):.2f})"
+    )
     for k, process in enumerate(("coordinator", "a node", "broker")):
-        cpu, peak = statistics.median(mine.cpu[k] for mine in ours), max(mine.peak[k] for mine in ours)
-        print(f"{process:12} {1000 * cpu:7.0f} ms of processor time a round, {peak / 1e6:5.0f} MB at most")
+        cpu, peak = (
+            statistics.median(mine.cpu[k] for mine in ours),
+            max(mine.peak[k] for mine in ours),
+        )
+        print(
+            f"{process:12} {1000 * cpu:7.0f} ms of processor time a round, {peak / 1e6:5.0f} MB "
+            "at most"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Growth curves: a round over nodes, bytes and rounds, a plant's work over its images; raw lines and a picture.
+"""Growth curves: a round over nodes, bytes and rounds, a plant's work over its images;
+raw lines and a picture.
 
     python -m benchmarks.growth benchmarks/growth.jsonl docs/growth.svg
 
-What stands in the file is not measured again, so that a measurement that was interrupted goes on. Rounds are those of
-`benchmarks.light_fleet`: light nodes, a real coordinator and mosquitto, all on the same processors. Memory is a
-process's peak: the coordinator's, that of `edge-node check`, that of a process that trains.
+What stands in the file is not measured again, so that a measurement that was interrupted goes on.
+Rounds are those of `benchmarks.light_fleet`: light nodes, a real coordinator and mosquitto, all on
+the same processors. Memory is a process's peak: the coordinator's, that of `edge-node check`, that
+of a process that trains.
 """
 
 import argparse
@@ -56,18 +58,30 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """All points of the picture, the quick ones first."""
     one = "one coordinator"
-    found = [Case("images of a plant", "edge-node check", n, _check(n)) for n in (35, 105, 301, 1001, 3003)]
-    found += [Case("images of a plant", "a round's training", n, _training(n)) for n in (10, 32, 100, 320)]
+    found = [
+        Case("images of a plant", "edge-node check", n, _check(n))
+        for n in (35, 105, 301, 1001, 3003)
+    ]
+    found += [
+        Case("images of a plant", "a round's training", n, _training(n)) for n in (10, 32, 100, 320)
+    ]
     found += [
         Case("MB of a blob", one, name, _fleet("MB of a blob", one, _FEW, name))
         for name in ("small", "maps_small", "mobilenet_v2", "efficientnet_lite0", "resnet18")
     ]
-    found += [Case("rounds", one, n, _fleet("rounds", one, _FEW, "small", rounds=n)) for n in (10, 32, 100, 320, 1000)]
-    found += [Case("nodes", one, n, _fleet("nodes", one, n, "maps_small")) for n in (10, 30, 100, 300)]
+    found += [
+        Case("rounds", one, n, _fleet("rounds", one, _FEW, "small", rounds=n))
+        for n in (10, 32, 100, 320, 1000)
+    ]
+    found += [
+        Case("nodes", one, n, _fleet("nodes", one, n, "maps_small")) for n in (10, 30, 100, 300)
+    ]
     return found
 
 
-def _fleet(over: Axis, curve: str, nodes: int, model: str, *, rounds: int = _ROUNDS) -> Callable[[Path], Point]:
+def _fleet(
+    over: Axis, curve: str, nodes: int, model: str, *, rounds: int = _ROUNDS
+) -> Callable[[Path], Point]:
     def measure(folder: Path) -> Point:
         found = light_fleet.measure(nodes, rounds, model, folder)
         assert found.wrong == 0, found
@@ -82,14 +96,32 @@ def _check(images: int) -> Callable[[Path], Point]:
         count = images // len(CLASSES)
         _run("edge.cli.main", "surfaces", folder, "--plants", "1", "--per-class", count, "--json")
         found = _run("edge.cli.main", "check", folder / "plant-1", "--json")
-        return Point("images of a plant", count * len(CLASSES), "edge-node check", found.seconds, found.memory)
+        return Point(
+            "images of a plant",
+            count * len(CLASSES),
+            "edge-node check",
+            found.seconds,
+            found.memory,
+        )
 
     return measure
 
 
 def _training(images: int) -> Callable[[Path], Point]:
     def measure(_: Path) -> Point:
-        settings = ("--nodes", 2, "--samples", images, "--size", 128, "--only", "plain", "--repetitions", 1, "--json")
+        settings = (
+            "--nodes",
+            2,
+            "--samples",
+            images,
+            "--size",
+            128,
+            "--only",
+            "plain",
+            "--repetitions",
+            1,
+            "--json",
+        )
         found = _run("benchmarks.simulation_speed", *settings)
         rate = json.loads(found.output)["nodes_per_second"]["plain"]["median"]
         return Point("images of a plant", images, "a round's training", 1 / rate, found.memory)
@@ -106,7 +138,9 @@ class _Ended(NamedTuple):
 def _run(module: str, *words: object) -> _Ended:
     """Run a module to its end."""
     started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE
+    )
     assert process.stdout
     output = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)
@@ -116,7 +150,9 @@ def _run(module: str, *words: object) -> _Ended:
 
 
 def measure(file: Path) -> list[Point]:
-    """All points: those that the file has, and the others, which are added to it as they are measured."""
+    """All points: those that the file has, and the others,
+    which are added to it as they are measured.
+    """
     known: dict[str, Point] = {}
     if file.exists():
         for line in file.read_text().splitlines():
@@ -142,10 +178,18 @@ def draw(points: list[Point]) -> tuple["Figure", str]:
         for row, what in enumerate(("seconds", "memory")):
             axes = panels[row][column]
             for number, curve in enumerate(curves):
-                own = sorted((p.at, getattr(p, what)) for p in points if (p.over, p.curve) == (over, curve))
+                own = sorted(
+                    (p.at, getattr(p, what)) for p in points if (p.over, p.curve) == (over, curve)
+                )
                 if own:
                     marker = f"{style.MARKERS[number]}-"
-                    axes.plot(*zip(*own, strict=True), marker, color=style.COLOURS[number], ms=4, label=curve)
+                    axes.plot(
+                        *zip(*own, strict=True),
+                        marker,
+                        color=style.COLOURS[number],
+                        ms=4,
+                        label=curve,
+                    )
             axes.set(xscale="log", yscale="log", xlabel=over if row else "")
             axes.xaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_major_formatter("{x:g}")
@@ -154,15 +198,18 @@ def draw(points: list[Point]) -> tuple["Figure", str]:
         panels[row][0].set_ylabel(label)
     style.legend(figure, panels)
     return figure, (
-        f"Coordinators: seconds of a round without training, {_ROUNDS} rounds unless these grow, blobs of 1.2 MB where "
-        f"nodes grow, of 0.24 MB where rounds do, {_FEW} nodes elsewhere, on two cores. Plants: seconds of a check, "
-        "and of a round's training of MobileNetV2 at 128 px on one thread."
+        f"Coordinators: seconds of a round without training, {_ROUNDS} rounds unless these grow, "
+        f"blobs of 1.2 MB where nodes grow, of 0.24 MB where rounds do, {_FEW} nodes elsewhere, "
+        "on two cores. Plants: seconds of a check, and of a round's training of MobileNetV2 at "
+        "128 px on one thread."
     )
 
 
 def main() -> None:
     """Measure what is missing, and draw all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("lines", type=Path, help="JSON lines, one a measurement")
     parser.add_argument("picture", type=Path)
     asked = parser.parse_args()

@@ -1,10 +1,12 @@
-"""A fleet of nodes that share connections against one coordinator: seconds a round, memory and processor time.
+"""A fleet of nodes that share connections against one coordinator: seconds a round,
+memory and processor time.
 
     python -m benchmarks.light_fleet --nodes 100 300 1000 --rounds 3
 
-A real `edge-node coordinate`, a mosquitto, and nodes that train nothing (`benchmarks/light_nodes.py`) and all
-contribute at once. Every mean is compared with one computed here by the protocol's formula. Memory is the process's
-peak (VmHWM). All share the machine's processors, so a round takes what all of them need together.
+A real `edge-node coordinate`, a mosquitto, and nodes that train nothing
+(`benchmarks/light_nodes.py`) and all contribute at once. Every mean is compared with one computed
+here by the protocol's formula. Memory is the process's peak (VmHWM). All share the machine's
+processors, so a round takes what all of them need together.
 """
 
 import argparse
@@ -51,15 +53,39 @@ def measure(nodes: int, rounds: int, model: str, folder: Path) -> Figures:
     weights = folder / "weights.safetensors"
     save_file(strip_prefix("encoder", initial_encoder(model, "none", 0)), weights)
     state = folder / "coordinator"
-    with start_broker(folder / "broker", kind="mosquitto") as broker, (folder / "events").open("wb") as output:
+    with (
+        start_broker(folder / "broker", kind="mosquitto") as broker,
+        (folder / "events").open("wb") as output,
+    ):
         coordinator = subprocess.Popen(
             [
-                sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
-                "--nodes", str(nodes), "--rounds", str(rounds), "--method", "fedavg", "--aggregate", "mean",
-                "--model", model, "--weights", str(weights), "--codec", "none", "--state", str(state),
+                sys.executable,
+                "-m",
+                "edge.cli.main",
+                "coordinate",
+                broker.url,
+                "--json",
+                "--classes",
+                "a,b",
+                "--nodes",
+                str(nodes),
+                "--rounds",
+                str(rounds),
+                "--method",
+                "fedavg",
+                "--aggregate",
+                "mean",
+                "--model",
+                model,
+                "--weights",
+                str(weights),
+                "--codec",
+                "none",
+                "--state",
+                str(state),
             ],
             stdout=output,
-        )  # fmt: skip
+        )
         watch = Watch(coordinator.pid, state)
         try:
             spec = find_spec(Endpoint.parse(broker.url), coordinator)
@@ -86,18 +112,25 @@ def _take_part(url: str, spec: Spec, nodes: int, folder: Path) -> None:
     """Let all nodes take part to the end, up to a hundred of them in a process."""
     processes = -(-nodes // _A_PROCESS)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        running = [pool.submit(share, url, spec, range(nodes)[k::processes], folder) for k in range(processes)]
+        running = [
+            pool.submit(share, url, spec, range(nodes)[k::processes], folder)
+            for k in range(processes)
+        ]
         for each in running:
             each.result()
 
 
 def main() -> None:
     """Print a line for each fleet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 300])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--model", default="maps_small", help="whose encoder all send, with a classifier of two classes"
+        "--model",
+        default="maps_small",
+        help="whose encoder all send, with a classifier of two classes",
     )
     parser.add_argument("--scratch", type=Path, help="folder for everything; needs 4 blobs a node")
     asked = parser.parse_args()

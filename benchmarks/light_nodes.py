@@ -1,7 +1,8 @@
-"""Hundreds of nodes that train nothing on one connection: the load of many contributions, without that of their nodes.
+"""Hundreds of nodes that train nothing on one connection:
+the load of many contributions, without that of their nodes.
 
-As in `benchmarks/synthetic_nodes.py` each offers a blob of its own in each round. What they save is their own: together
-they have one connection, one thread and one copy of each broadcast.
+As in `benchmarks/synthetic_nodes.py` each offers a blob of its own in each round. What they save is
+their own: together they have one connection, one thread and one copy of each broadcast.
 """
 
 import hashlib
@@ -14,14 +15,25 @@ from broker_config.mqtt.client import Connected, Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode, encode_chunk
-from broker_config.protocol.messages import Contribution, Finished, Hello, Manifest, Presence, RoundState, Spec, Want
+from broker_config.protocol.messages import (
+    Contribution,
+    Finished,
+    Hello,
+    Manifest,
+    Presence,
+    RoundState,
+    Spec,
+    Want,
+)
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 
 _SILENCE = 600.0  # seconds after which there is no federation any more
 
 
 class LightNodes:
-    """Nodes of these numbers in one federation; what number 0 receives lies in `folder` as `broadcast-N`."""
+    """Nodes of these numbers in one federation;
+    what number 0 receives lies in `folder` as `broadcast-N`.
+    """
 
     def __init__(self, url: str, spec: Spec, numbers: Sequence[int], folder: Path):
         self._spec, self._keeps = spec, folder if 0 in numbers else None
@@ -33,7 +45,9 @@ class LightNodes:
         self._data = [master.path.read_bytes() for master in self._masters]
         self._store = BlobStore(mine / "blobs")
         self._inbox: queue.Queue[object] = queue.Queue()
-        self._mqtt = MqttClient(endpoint, f"light-{spec.federation}-{first}", inbox=self._inbox, persistent=False)
+        self._mqtt = MqttClient(
+            endpoint, f"light-{spec.federation}-{first}", inbox=self._inbox, persistent=False
+        )
         self._transfer = BlobTransfer(endpoint, spec.federation, first, self._store, self._inbox)
         self._broadcast, self._finished = "", False
 
@@ -70,12 +84,18 @@ class LightNodes:
     def _announce(self) -> None:
         for name in self._nodes:
             here = Presence(session=_session(name), online=True)
-            self._mqtt.publish(topics.presence(self._spec.federation, name), encode(here), retain=True)
-            self._tell(name, Hello(session=_session(name), run=self._spec.run, software="benchmark"))
+            self._mqtt.publish(
+                topics.presence(self._spec.federation, name), encode(here), retain=True
+            )
+            self._tell(
+                name, Hello(session=_session(name), run=self._spec.run, software="benchmark")
+            )
 
     def _hear(self, delivery: Delivery, message: object) -> None:
         match message:
-            case RoundState(broadcast=Manifest() as broadcast) if broadcast.digest != self._broadcast:
+            case RoundState(broadcast=Manifest() as broadcast) if (
+                broadcast.digest != self._broadcast
+            ):
                 self._broadcast, self._finished = broadcast.digest, message.status == "finished"
                 self._transfer.fetch(broadcast)
             case Presence(online=True) if not delivery.retain:  # a roll call
@@ -106,7 +126,10 @@ class LightNodes:
             chunk_size=CHUNK,
         )
         weight, session = own_weight(number), _session(name)
-        self._tell(name, Contribution(session=session, run=blob.run, round=round_, weight=weight, blob=blob))
+        self._tell(
+            name,
+            Contribution(session=session, run=blob.run, round=round_, weight=weight, blob=blob),
+        )
 
     def _send(self, name: str, want: Want) -> None:
         number = self._nodes[name]

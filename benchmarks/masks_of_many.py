@@ -1,10 +1,12 @@
-"""Cost of one round's masks to one node of many: bytes of its messages, both ways, and processor time.
+"""Cost of one round's masks to one node of many: bytes of its messages, both ways,
+and processor time.
 
     python -m benchmarks.masks_of_many --nodes 100 200 500 1000
 
-For each number of nodes as it is (up to 200 share their secrets with all others, more with some), and for up to 500
-once more as if all shared with all. The other nodes are there as far as this one hears of them: their keys are checked,
-their shares are read, nobody is lost. Masking is of one model's words, MobileNetV2's, on one core.
+For each number of nodes as it is (up to 200 share their secrets with all others, more with some),
+and for up to 500 once more as if all shared with all. The other nodes are there as far as this one
+hears of them: their keys are checked, their shares are read, nobody is lost. Masking is of one
+model's words, MobileNetV2's, on one core.
 """
 
 import argparse
@@ -21,7 +23,13 @@ from broker_config.protocol.messages import AnyMessage, MaskingAnswer, MaskingSt
 from broker_config.security import mask_keys
 from broker_config.security.mask_keys import RoundSecrets, Scope
 from broker_config.security.signing import SigningKey, verify
-from trainer.federation.masking import count_neighbours, least_neighbours, least_threshold, member_state, shares_needed
+from trainer.federation.masking import (
+    count_neighbours,
+    least_neighbours,
+    least_threshold,
+    member_state,
+    shares_needed,
+)
 from trainer.federation.masking.masks import apply_masks
 from trainer.federation.masking.member_state import Answer, Member, Record
 from trainer.federation.masking.step_parts import split
@@ -75,15 +83,26 @@ def gather(nodes: int, neighbours: int) -> Round:
 
     members = {
         name: Member(
-            SCOPE.federation, RUN, name, nodes, least_threshold(nodes), neighbours, (), lambda _: False,
-            partial(sign, key), check,
+            SCOPE.federation,
+            RUN,
+            name,
+            nodes,
+            least_threshold(nodes),
+            neighbours,
+            (),
+            lambda _: False,
+            partial(sign, key),
+            check,
         )
         for name, key in keys.items()
-    }  # fmt: skip
+    }
     records = {name: member_state.begin(member, None, 1) for name, member in members.items()}
     return Round(
         members,
-        {name: RoundSecrets(bytes.fromhex(each.root), SCOPE, name) for name, each in records.items()},
+        {
+            name: RoundSecrets(bytes.fromhex(each.root), SCOPE, name)
+            for name, each in records.items()
+        },
         {name: member_state.public_keys(members[name], each) for name, each in records.items()},
         records[names[0]],
     )
@@ -92,11 +111,18 @@ def gather(nodes: int, neighbours: int) -> Round:
 def shares_for(name: str, round_: Round, neighbours: int) -> dict[str, str]:
     """What all others that have chosen a node encrypt for it."""
     nodes = len(round_.cohort)
-    needed, count = shares_needed(least_threshold(nodes), neighbours, nodes), count_neighbours(neighbours, nodes)
+    needed, count = (
+        shares_needed(least_threshold(nodes), neighbours, nodes),
+        count_neighbours(neighbours, nodes),
+    )
     found = dict[str, str]()
     for other, own in round_.secrets.items():
         if other != name and name in own.neighbours(round_.cohort, count):
-            found |= {other: own.encrypt_shares(round_.cohort, own.shares_for([name], round_.cohort, needed))[name]}
+            found |= {
+                other: own.encrypt_shares(
+                    round_.cohort, own.shares_for([name], round_.cohort, needed)
+                )[name]
+            }
     return found
 
 
@@ -124,27 +150,35 @@ def measure(nodes: int, neighbours: int) -> str:
     record = answer(MaskingStep(run=RUN, round=1, survivors=names), record)
     statement = mask_keys.survivors_statement(SCOPE, round_.cohort, names, names)
     signed = {
-        each: round_.members[each].sign(mask_keys.SURVIVORS, statement) for each in names[: least_threshold(nodes)]
+        each: round_.members[each].sign(mask_keys.SURVIVORS, statement)
+        for each in names[: least_threshold(nodes)]
     }
     answer(MaskingStep(run=RUN, round=1, signatures=signed), record)
     return (
-        f"{nodes} nodes, shares for {count_neighbours(neighbours, nodes)}, masks with {len(seeds) - 1}: "
-        f"{up.bytes / 1e3:.0f} kB up, {down.bytes / 1e3:.0f} kB down; "
-        f"keys and shares {up.seconds:.2f} s, masking {masking.seconds:.1f} s"
+        f"{nodes} nodes, shares for {count_neighbours(neighbours, nodes)}, masks with "
+        f"{len(seeds) - 1}: {up.bytes / 1e3:.0f} kB up, {down.bytes / 1e3:.0f} kB down; keys and "
+        f"shares {up.seconds:.2f} s, masking {masking.seconds:.1f} s"
     )
 
 
 def as_message(answer: Answer) -> MaskingAnswer:
     """As the node sends it."""
     return MaskingAnswer(
-        session=SESSION, run=RUN, round=1, keys=answer.keys, shares=dict(answer.shares), signature=answer.signature,
+        session=SESSION,
+        run=RUN,
+        round=1,
+        keys=answer.keys,
+        shares=dict(answer.shares),
+        signature=answer.signature,
         revealed=dict(answer.revealed),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
     """Print a line for each number of nodes and way of sharing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 200, 500, 1000])
     for nodes in parser.parse_args().nodes:
         ways = {least_neighbours(nodes)} | ({0} if nodes <= MOST_WITH_ALL else set())

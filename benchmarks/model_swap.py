@@ -2,9 +2,9 @@
 
     python -m benchmarks.model_swap bundles/plant-1
 
-A steady load of one image every 50 ms; then the bundle and a copy of it under another digest are activated in turn.
-Shown are milliseconds of a request in peace and while a gate was at work, how long that took, and the daemon's memory
-(VmRSS).
+A steady load of one image every 50 ms; then the bundle and a copy of it under another digest are
+activated in turn. Shown are milliseconds of a request in peace and while a gate was at work, how
+long that took, and the daemon's memory (VmRSS).
 """
 
 import argparse
@@ -30,7 +30,9 @@ SWAPS = 7  # odd: one is on probation at the end
 
 
 class Load(threading.Thread):
-    """Sends an image every PERIOD seconds and notes when, and how many milliseconds its answer took."""
+    """Sends an image every PERIOD seconds and notes when,
+    and how many milliseconds its answer took.
+    """
 
     def __init__(self, url: str, image: bytes) -> None:
         super().__init__()
@@ -70,13 +72,16 @@ def told(name: str, milliseconds: list[float]) -> None:
     """Print a row."""
     p50, p95, p99, most = np.percentile(milliseconds, (50, 95, 99, 100))
     print(
-        f"{name:15} {len(milliseconds):5} requests  p50 {p50:6.1f}  p95 {p95:6.1f}  p99 {p99:6.1f}  max {most:6.1f} ms"
+        f"{name:15} {len(milliseconds):5} requests  p50 {p50:6.1f}  p95 {p95:6.1f}  p99 "
+        f"{p99:6.1f}  max {most:6.1f} ms"
     )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path, help="an unsigned bundle")
     bundle = parser.parse_args().bundle
     with tempfile.TemporaryDirectory() as name:
@@ -85,13 +90,16 @@ def main() -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
             assert daemon.stderr
             url = next(line.split()[1] for line in daemon.stderr if line.startswith("ready "))
-            threading.Thread(target=daemon.stderr.read, daemon=True).start()  # or its pipe would fill
+            # or its pipe would fill
+            threading.Thread(target=daemon.stderr.read, daemon=True).start()
             load = Load(url, (bundle / "golden.png").read_bytes())
             load.start()
             time.sleep(PEACE)
             before, spans = memory(daemon.pid), []
             for swap in range(1, SWAPS + 1):
-                request = Request(action="activate", by="benchmark", bundle=digests[swap % 2], force=True)
+                request = Request(
+                    action="activate", by="benchmark", bundle=digests[swap % 2], force=True
+                )
                 start = time.perf_counter()
                 assert send_request(store.folder, request, 60, store.is_locked).done
                 spans.append((start, time.perf_counter()))
@@ -102,7 +110,10 @@ def main() -> None:
             daemon.terminate()
     first = spans[0][0]
     told("in peace", [taken for start, taken in load.answers[20:] if start < first])
-    told("during a gate", [taken for start, taken in load.answers for begun, end in spans if begun <= start <= end])
+    told(
+        "during a gate",
+        [taken for start, taken in load.answers for begun, end in spans if begun <= start <= end],
+    )
     print(f"a gate took {', '.join(f'{end - begun:.1f}' for begun, end in spans)} s")
     print(f"memory {before:.0f} MB before, {after:.0f} MB with two models on probation")
 

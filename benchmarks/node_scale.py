@@ -2,9 +2,10 @@
 
     python -m benchmarks.node_scale --nodes 10 200 --rounds 3
 
-A real `edge-node coordinate`, a mosquitto of its own for each fleet, MobileNetV2's tensors, nodes that train nothing
-(`benchmarks/synthetic_nodes.py`) and all contribute at once. Every mean is compared with one computed here by the
-protocol's formula. Memory is the process's peak (VmHWM). Nodes, coordinator and broker share the machine's processors.
+A real `edge-node coordinate`, a mosquitto of its own for each fleet, MobileNetV2's tensors, nodes
+that train nothing (`benchmarks/synthetic_nodes.py`) and all contribute at once. Every mean is
+compared with one computed here by the protocol's formula. Memory is the process's peak (VmHWM).
+Nodes, coordinator and broker share the machine's processors.
 """
 
 import argparse
@@ -25,7 +26,15 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
-from benchmarks.synthetic_nodes import BLOBS, Facts, draw, last_tensor, own_number, own_weight, take_part
+from benchmarks.synthetic_nodes import (
+    BLOBS,
+    Facts,
+    draw,
+    last_tensor,
+    own_number,
+    own_weight,
+    take_part,
+)
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
@@ -39,7 +48,10 @@ _MEGA = 1e6
 
 
 class Figures(msgspec.Struct):
-    """What one fleet took. Bytes in MB, the sum or the highest over all rounds; seconds are a round's, the median."""
+    """What one fleet took.
+
+    Bytes in MB, the sum or the highest over all rounds; seconds are a round's, the median.
+    """
 
     nodes: int
     rounds: int
@@ -127,17 +139,22 @@ def exact_mean(spec: Spec, nodes: int, round_: int) -> Arrays:
     """The mean of a round's contributions, by the formula of docs/protocol.md."""
     share = [round(own_weight(node) / MAX_IMAGES_WEIGHT * 2**24) for node in range(nodes)]
     sums = {name: np.zeros(spec.tensors[name].shape, np.int64) for name in draw(spec, 0)}
-    last = last_tensor(encode_tensors({name: values.astype(np.float32) for name, values in sums.items()}))
+    last = last_tensor(
+        encode_tensors({name: values.astype(np.float32) for name, values in sums.items()})
+    )
     for master in range(BLOBS):
         tensors = draw(spec, master)
         for weight, count in Counter(share[master:nodes:BLOBS]).items():
             for name, values in tensors.items():
                 sums[name] += count * _summand(values, weight, spec.tensors[name].scale)
     sums[last].flat[-1] = sum(
-        int(_summand(own_number(node, round_), share[node], spec.tensors[last].scale)) for node in range(nodes)
+        int(_summand(own_number(node, round_), share[node], spec.tensors[last].scale))
+        for node in range(nodes)
     )
     return {
-        name: (total.astype(np.float64) / float(sum(share)) * 2.0 ** (24 - spec.tensors[name].scale)).astype(np.float32)
+        name: (
+            total.astype(np.float64) / float(sum(share)) * 2.0 ** (24 - spec.tensors[name].scale)
+        ).astype(np.float32)
         for name, total in sums.items()
     }
 
@@ -147,25 +164,52 @@ def _summand(values: np.ndarray, weight: int, scale: int) -> np.ndarray:
 
 
 def wrong_values(spec: Spec, nodes: int, rounds: int, folder: Path) -> int:
-    """How many values of the broadcasts in `folder` differ from the exact mean of the round before."""
+    """How many values of the broadcasts in `folder` differ from the exact mean of the round
+    before.
+    """
     wrong = 0
     for round_ in range(1, rounds + 1):
         received = load_file(folder / f"broadcast-{round_ + 1}")
-        wrong += sum(int((received[name] != mean).sum()) for name, mean in exact_mean(spec, nodes, round_).items())
+        wrong += sum(
+            int((received[name] != mean).sum())
+            for name, mean in exact_mean(spec, nodes, round_).items()
+        )
     return wrong
 
 
 def measure(nodes: int, rounds: int, folder: Path) -> Figures:
     """Run one federation to its end; everything lies in `folder`."""
-    with start_broker(folder / "broker", kind="mosquitto") as broker, (folder / "events").open("wb") as output:
+    with (
+        start_broker(folder / "broker", kind="mosquitto") as broker,
+        (folder / "events").open("wb") as output,
+    ):
         coordinator = subprocess.Popen(
             [
-                sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
-                "--nodes", str(nodes), "--rounds", str(rounds), "--method", "fedavg", "--aggregate", "mean",
-                "--weights", "surface", "--codec", "none", "--state", str(folder / "state"),
+                sys.executable,
+                "-m",
+                "edge.cli.main",
+                "coordinate",
+                broker.url,
+                "--json",
+                "--classes",
+                "a,b",
+                "--nodes",
+                str(nodes),
+                "--rounds",
+                str(rounds),
+                "--method",
+                "fedavg",
+                "--aggregate",
+                "mean",
+                "--weights",
+                "surface",
+                "--codec",
+                "none",
+                "--state",
+                str(folder / "state"),
             ],
             stdout=output,
-        )  # fmt: skip
+        )
         watch = Watch(coordinator.pid, folder / "state")
         try:
             spec = find_spec(Endpoint.parse(broker.url), coordinator)
@@ -179,7 +223,9 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
     return summarise(spec, nodes, rounds, folder, events, facts, watch, used)
 
 
-def find_spec(endpoint: Endpoint, coordinator: subprocess.Popen[bytes], federation: str = "default") -> Spec:
+def find_spec(
+    endpoint: Endpoint, coordinator: subprocess.Popen[bytes], federation: str = "default"
+) -> Spec:
     """The spec that the coordinator has published."""
     topic = topics.spec(federation)
     while topic not in (found := read_retained(endpoint, [topic], wait=1.0)):
@@ -188,17 +234,25 @@ def find_spec(endpoint: Endpoint, coordinator: subprocess.Popen[bytes], federati
 
 
 def summarise(
-    spec: Spec, nodes: int, rounds: int, folder: Path, events: list[dict[str, Any]], facts: Facts, watch: Watch,
+    spec: Spec,
+    nodes: int,
+    rounds: int,
+    folder: Path,
+    events: list[dict[str, Any]],
+    facts: Facts,
+    watch: Watch,
     used: Broker,
-) -> Figures:  # fmt: skip
+) -> Figures:
     """From what was seen to figures."""
     closed = [event for event in events if event["event"] == "RoundClosed"]
     end = next(event for event in events if event["event"] == "FederationFinished")
     size = next(event["bytes"] for event in events if event["event"] == "Contribution")
     first = {round_: min(t for r, t in facts.fetched if r == round_) for round_, _ in facts.fetched}
     last = {round_: max(t for r, t in facts.fetched if r == round_) for round_, _ in facts.fetched}
-    down = [last[round_] - max([t for r, t in facts.accepted if r == round_ - 1], default=first[round_])
-            for round_ in range(2, rounds + 2)]  # fmt: skip
+    down = [
+        last[round_] - max([t for r, t in facts.accepted if r == round_ - 1], default=first[round_])
+        for round_ in range(2, rounds + 2)
+    ]
     seconds = statistics.median(event["seconds"] for event in closed)
     return Figures(
         nodes=nodes,
@@ -221,7 +275,9 @@ def summarise(
 
 def main() -> None:
     """Print a line for each fleet, and how memory grows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 200])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="JSON lines")
@@ -237,14 +293,20 @@ def main() -> None:
             print(msgspec.json.encode(fleets[-1]).decode(), flush=True)
     if not asked.json:
         for field in Figures.__struct_fields__:
-            print(f"{field:20}" + "".join(f"{_short(getattr(fleet, field)):>12}" for fleet in fleets))
+            print(
+                f"{field:20}" + "".join(f"{_short(getattr(fleet, field)):>12}" for fleet in fleets)
+            )
         ratio = fleets[-1].coordinator_peak / fleets[0].coordinator_peak
-        print(f"memory of the coordinator, {fleets[-1].nodes} nodes to {fleets[0].nodes}: {ratio:.2f}")
+        print(
+            f"memory of the coordinator, {fleets[-1].nodes} nodes to {fleets[0].nodes}: {ratio:.2f}"
+        )
 
 
 def _short(value: float) -> str:
     return (
-        f"{value:.{max(0, 2 - int(math.log10(value)))}f}" if value >= 1 and isinstance(value, float) else f"{value:.3g}"
+        f"{value:.{max(0, 2 - int(math.log10(value)))}f}"
+        if value >= 1 and isinstance(value, float)
+        else f"{value:.3g}"
     )
 
 

@@ -1,7 +1,8 @@
 """Gains and losses of int8: `python -m benchmarks.quantised RUN/*/model [--sizes 128,224]`.
 
-All in one run, on the images that were held out of each model. Latencies are of one image at a time, all variants in
-turns, as the line runs them; the tenth percentile is what they take where nothing else disturbs them.
+All in one run, on the images that were held out of each model. Latencies are of one image at a
+time, all variants in turns, as the line runs them; the tenth percentile is what they take where
+nothing else disturbs them.
 """
 
 import argparse
@@ -54,13 +55,18 @@ class Tracer:
             metadata, preprocessing=msgspec.structs.replace(metadata.preprocessing, size=self._size)
         )
         finder = ImageFinder()
-        judging, training = held_out.load(source, metadata, finder), finder.training(source, metadata)
+        judging, training = (
+            held_out.load(source, metadata, finder),
+            finder.training(source, metadata),
+        )
         if isinstance(judging, str):
             raise SystemExit(f"{source}: {judging}")
         exact = self._graph(metadata, tensors, source)
         return Node(metadata.node, {_FP32: exact, _INT8: quantise(exact, training.images)}, judging)
 
-    def _graph(self, metadata: personal_model.ModelMetadata, tensors: Tensors, source: Path) -> bytes:
+    def _graph(
+        self, metadata: personal_model.ModelMetadata, tensors: Tensors, source: Path
+    ) -> bytes:
         architecture = Architecture(
             metadata.model, len(metadata.classes), infer_fusion(tensors), metadata.preprocessing
         )
@@ -78,14 +84,18 @@ class Latency(NamedTuple):
     cpu: float  # milliseconds of processor time a run, mean
 
 
-def latencies(graphs: dict[str, bytes], images: np.ndarray, threads: int, *, spin: bool = False) -> dict[str, Latency]:
+def latencies(
+    graphs: dict[str, bytes], images: np.ndarray, threads: int, *, spin: bool = False
+) -> dict[str, Latency]:
     """Of each graph, in turns."""
     sessions = {}
     for name, graph in graphs.items():
         options = session_options(threads)
         if spin:
             options.add_session_config_entry("session.intra_op.allow_spinning", "1")
-        sessions[name] = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        sessions[name] = onnxruntime.InferenceSession(
+            graph, options, providers=["CPUExecutionProvider"]
+        )
     wall: dict[str, list[float]] = {name: [] for name in graphs}
     cpu: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(_WARM_UP + _RUNS):
@@ -139,7 +149,9 @@ def judged(nodes: Sequence[Node], variant: str) -> dict[str, object]:
 
     same, right, images = {}, 0, 0
     for node in nodes:
-        exact, faster = (classes(node.graphs[name], node.held_out.images) for name in (_FP32, variant))
+        exact, faster = (
+            classes(node.graphs[name], node.held_out.images) for name in (_FP32, variant)
+        )
         same[node.name] = round(float((exact == faster).mean()), 4)
         right += int((faster == node.held_out.labels).sum())
         images += len(faster)
@@ -157,7 +169,14 @@ def main() -> None:
         nodes = [tracer.node(source) for source in arguments.models]
         for variant, graph in nodes[0].graphs.items():
             print(
-                json.dumps({"size": size, "variant": variant, "bytes": len(graph), **judged(nodes, variant)}),
+                json.dumps(
+                    {
+                        "size": size,
+                        "variant": variant,
+                        "bytes": len(graph),
+                        **judged(nodes, variant),
+                    }
+                ),
                 flush=True,
             )
         for variant, graph in nodes[0].graphs.items():
@@ -165,10 +184,15 @@ def main() -> None:
             told = {kind: round(milliseconds, 2) for kind, milliseconds in spent.items()}
             print(json.dumps({"size": size, "variant": variant, "convolutions": told}), flush=True)
         for threads, spin in ((1, False), (2, False), (2, True)):
-            for variant, latency in latencies(nodes[0].graphs, nodes[0].held_out.images, threads, spin=spin).items():
+            for variant, latency in latencies(
+                nodes[0].graphs, nodes[0].held_out.images, threads, spin=spin
+            ).items():
                 told = {name: round(value, 2) for name, value in latency._asdict().items()}
                 print(
-                    json.dumps({"size": size, "variant": variant, "threads": threads, "spin": spin, **told}), flush=True
+                    json.dumps(
+                        {"size": size, "variant": variant, "threads": threads, "spin": spin, **told}
+                    ),
+                    flush=True,
                 )
 
 

@@ -1,4 +1,5 @@
-"""Cost of a round to a plant with five images, by method: processor time on one core, and bytes that it sends.
+"""Cost of a round to a plant with five images, by method: processor time on one core,
+and bytes that it sends.
 
     python -m benchmarks.rounds_of_methods --weights mobilenet_v2.safetensors
 
@@ -27,7 +28,9 @@ ASKED = ("local", "fedavg", "fedper", "fedrep", "fedala", "afedcl", "gaussian", 
 BASE = "fedavg"
 
 
-def measure(spec: Spec, broadcast: Arrays, images: LabelledImages) -> dict[str, tuple[float, float]]:
+def measure(
+    spec: Spec, broadcast: Arrays, images: LabelledImages
+) -> dict[str, tuple[float, float]]:
     """Median processor seconds and megabytes sent of rounds of training and of sums."""
     participant = Participant(spec, "plant", Images(images, None))
     state, found = participant.start(broadcast), dict[str, list[tuple[float, float]]]()
@@ -38,24 +41,33 @@ def measure(spec: Spec, broadcast: Arrays, images: LabelledImages) -> dict[str, 
         size = sum(value.nbytes for value in contributed.tensors.values()) / 1e6
         kind = "sums" if is_statistics_round(spec, round_) else "training"
         found.setdefault(kind, []).append((time.process_time() - started, size))
-    return {kind: (median(seconds for seconds, _ in each), each[0][1]) for kind, each in found.items()}
+    return {
+        kind: (median(seconds for seconds, _ in each), each[0][1]) for kind, each in found.items()
+    }
 
 
 def main() -> None:
     """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--weights", required=True, help="ImageNet's MobileNetV2")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     classes = drawn_surfaces.CLASSES[:3]
     random = np.random.default_rng(0)
     images = LabelledImages(
-        random.integers(0, 255, (IMAGES, SIZE, SIZE, 3), np.uint8), np.arange(IMAGES) % 3, ("",) * IMAGES, ()
+        random.integers(0, 255, (IMAGES, SIZE, SIZE, 3), np.uint8),
+        np.arange(IMAGES) % 3,
+        ("",) * IMAGES,
+        (),
     )
     rows = {}
     for name in ASKED:
         options = (
-            {"epochs": 6} if "epochs" in {field.name for field in msgspec.structs.fields(METHODS[name].options)} else {}
+            {"epochs": 6}
+            if "epochs" in {field.name for field in msgspec.structs.fields(METHODS[name].options)}
+            else {}
         )
         rounds = 1 if name == "gaussian" else ROUNDS
         request = Request(name, options, "mobilenet_v2", asked.weights, SIZE, rounds=rounds)

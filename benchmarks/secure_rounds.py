@@ -1,12 +1,14 @@
 """Cost of secure aggregation: bytes, time and processor time of rounds, with masks and in the open.
 
-    python -m benchmarks.secure_rounds --nodes 10 --model mobilenet_v2 --rounds 4 --turns 3 --training 10
+    python -m benchmarks.secure_rounds --nodes 10 --model mobilenet_v2 --rounds 4 --turns 3
+    --training 10
 
-Both are signed, of one broker, and take turns, since other work on the machine comes and goes. Nodes are threads of a
-few processes; they train nothing, but wait as long as `--training` says between a broadcast and their contribution,
-while keys and shares travel. Seconds are from one round's end to the next, bytes those of all messages and chunks of a
-node, both ways, messages those of them alone: a hundred nodes on one machine receive some chunks twice, since those
-that come late have asked for them again. Processor time is a round's.
+Both are signed, of one broker, and take turns, since other work on the machine comes and goes.
+Nodes are threads of a few processes; they train nothing, but wait as long as `--training` says
+between a broadcast and their contribution, while keys and shares travel. Seconds are from one
+round's end to the next, bytes those of all messages and chunks of a node, both ways, messages those
+of them alone: a hundred nodes on one machine receive some chunks twice, since those that come late
+have asked for them again. Processor time is a round's.
 """
 
 import argparse
@@ -85,13 +87,20 @@ class Node:
         self.messages = 0  # bytes
 
     def run(self) -> tuple[int, int]:
-        """Take part to the end; the bytes that were sent and received, and those of messages among them."""
+        """Take part to the end; the bytes that were sent and received,
+        and those of messages among them.
+        """
         federation = self._spec.federation
         self._transfer.start()
         self._mqtt.subscribe(topics.round_state(federation), topics.down(federation, self._name))
         with self._mqtt:
             self._tell(
-                Hello(session=self._session, run=self._spec.run, software="benchmark", masks=self._masked is not None)
+                Hello(
+                    session=self._session,
+                    run=self._spec.run,
+                    software="benchmark",
+                    masks=self._masked is not None,
+                )
             )
             while not self._is_last(self._inbox.get()):
                 pass
@@ -123,7 +132,9 @@ class Node:
         match message:
             case RoundState(status="finished"):
                 return True
-            case RoundState(status="open", broadcast=Manifest() as broadcast) if message.round > self._round:
+            case RoundState(status="open", broadcast=Manifest() as broadcast) if (
+                message.round > self._round
+            ):
                 self._round, self._trained = message.round, None
                 self._transfer.fetch(broadcast)
                 self._tell_keys()
@@ -143,13 +154,24 @@ class Node:
     def _train(self, broadcast: Manifest) -> Progress:
         received = dict(read_tensors(self._store.path(broadcast.digest), self._spec.tensors))
         moved = np.float32(1e-3 * (1 + int(self._session, 16)))
-        sent: Arrays = {name: each + moved for name, each in select(received, self._spec.sends).items()}
+        sent: Arrays = {
+            name: each + moved for name, each in select(received, self._spec.sends).items()
+        }
         digest, size = self._store.put(encode_tensors(sent))
-        blob = msgspec.structs.replace(broadcast, node=self._name, digest=digest, size=size, signature="", record=None)
+        blob = msgspec.structs.replace(
+            broadcast, node=self._name, digest=digest, size=size, signature="", record=None
+        )
         return Progress(
-            run=self._spec.run, round=broadcast.round, stage="contributed", state="", digest="", broadcast=broadcast,
-            weight=40.0, blob=blob, history=(),
-        )  # fmt: skip
+            run=self._spec.run,
+            round=broadcast.round,
+            stage="contributed",
+            state="",
+            digest="",
+            broadcast=broadcast,
+            weight=40.0,
+            blob=blob,
+            history=(),
+        )
 
     def _contribute(self) -> None:
         trained = self._trained
@@ -161,25 +183,44 @@ class Node:
         assert blob is not None
         self._transfer.offer(blob.digest, blob.chunk_size)
         self._tell(
-            Contribution(session=self._session, run=self._spec.run, round=trained.round, weight=weight, blob=blob)
+            Contribution(
+                session=self._session,
+                run=self._spec.run,
+                round=trained.round,
+                weight=weight,
+                blob=blob,
+            )
         )
         self._trained = None
 
 
-def be_nodes(broker: str, kits: list[Kit], spec: Spec, folder: Path, training: float, out: Any) -> None:
-    """Be some nodes to the federation's end; put the means of their bytes, and the processor's seconds of one."""
+def be_nodes(
+    broker: str, kits: list[Kit], spec: Spec, folder: Path, training: float, out: Any
+) -> None:
+    """Be some nodes to the federation's end; put the means of their bytes,
+    and the processor's seconds of one.
+    """
     nodes = [Node(broker, kit, spec, folder / kit.name, training) for kit in kits]
     moved: list[tuple[int, int]] = []
-    threads = [threading.Thread(target=lambda node=node: moved.append(node.run())) for node in nodes]
+    threads = [
+        threading.Thread(target=lambda node=node: moved.append(node.run())) for node in nodes
+    ]
     before = time.process_time()
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    out.put((*map(statistics.mean, zip(*moved, strict=True)), (time.process_time() - before) / len(nodes)))
+    out.put(
+        (
+            *map(statistics.mean, zip(*moved, strict=True)),
+            (time.process_time() - before) / len(nodes),
+        )
+    )
 
 
-def be_coordinator(broker: str, kit: Kit, spec: Spec, first: Arrays, folder: Path, out: Any) -> None:
+def be_coordinator(
+    broker: str, kit: Kit, spec: Spec, first: Arrays, folder: Path, out: Any
+) -> None:
     """Coordinate; put when each round was closed, and then the processor's seconds."""
     closed = list[tuple[float, float]]()
 
@@ -194,7 +235,9 @@ def be_coordinator(broker: str, kit: Kit, spec: Spec, first: Arrays, folder: Pat
 
 
 class Figures(NamedTuple):
-    """What a round took: seconds, the median; bytes of a node; processor seconds of the coordinator and of a node."""
+    """What a round took: seconds, the median; bytes of a node;
+    processor seconds of the coordinator and of a node.
+    """
 
     seconds: float
     bytes: float
@@ -209,20 +252,27 @@ def measure(broker: str, folder: Path, asked: argparse.Namespace, *, secure: boo
     federation = f"{'masked' if secure else 'open'}-{folder.name}"
     authority = Authority(federation, nodes=names)
     request = Request(
-        "fedavg", model=asked.model, weights="none", aggregate="mean", codec="none", rounds=asked.rounds,
+        "fedavg",
+        model=asked.model,
+        weights="none",
+        aggregate="mean",
+        codec="none",
+        rounds=asked.rounds,
         secure_aggregation=secure,
-    )  # fmt: skip
+    )
     spec, first = draft(request, federation=federation, classes=("a", "b"), nodes=asked.nodes)
     context = multiprocessing.get_context("spawn")
     closed, done = context.Queue(), context.Queue()
     server = context.Process(
-        target=be_coordinator, args=(broker, authority.kit("coordinator"), spec, first, folder / "coordinator", closed)
+        target=be_coordinator,
+        args=(broker, authority.kit("coordinator"), spec, first, folder / "coordinator", closed),
     )
     server.start()
     groups = [names[start : start + A_PROCESS] for start in range(0, len(names), A_PROCESS)]
     nodes = [
         context.Process(
-            target=be_nodes, args=(broker, list(map(authority.kit, group)), spec, folder, asked.training, done)
+            target=be_nodes,
+            args=(broker, list(map(authority.kit, group)), spec, folder, asked.training, done),
         )
         for group in groups
     ]
@@ -240,27 +290,44 @@ def measure(broker: str, folder: Path, asked: argparse.Namespace, *, secure: boo
 
 def main() -> None:
     """Print what rounds took in the open and behind masks, and the ratios of each turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--model", default="small")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--training", type=float, default=0.0, help="seconds")
     asked = parser.parse_args()
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores before, {asked.nodes} nodes, {asked.model}")
+    print(
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores before, {asked.nodes} nodes, "
+        f"{asked.model}"
+    )
     found: dict[bool, list[Figures]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory() as name, start_broker(Path(name) / "broker", kind="mosquitto") as running:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        start_broker(Path(name) / "broker", kind="mosquitto") as running,
+    ):
         for turn in range(asked.turns):
             for secure, figures in found.items():
                 folder = Path(name) / f"{turn}-{secure}"
                 folder.mkdir()
                 figures.append(measure(running.url, folder, asked, secure=secure))
-                print("masked" if secure else "open", *(f"{each:.4g}" for each in figures[-1]), flush=True)
+                print(
+                    "masked" if secure else "open",
+                    *(f"{each:.4g}" for each in figures[-1]),
+                    flush=True,
+                )
     for field in Figures._fields:
-        plain, masked = ([getattr(each, field) for each in found[secure]] for secure in (False, True))
+        plain, masked = (
+            [getattr(each, field) for each in found[secure]] for secure in (False, True)
+        )
         ratios = [more / less for less, more in zip(plain, masked, strict=True)]
         figures_ = f"open {statistics.median(plain):.4g}, masked {statistics.median(masked):.4g}"
-        print(f"{field:12} {figures_}, ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        print(
+            f"{field:12} {figures_}, ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+            f"{max(ratios):.3f})"
+        )
     print(f"load {os.getloadavg()[0]:.1f} afterwards")
 
 

@@ -1,10 +1,12 @@
-"""Cost of taking in a federation's statistics: processor seconds and peak memory over the number of nodes.
+"""Cost of taking in a federation's statistics:
+processor seconds and peak memory over the number of nodes.
 
     python -m benchmarks.statistics_sums --nodes 10 50 200
 
-The contributions, MobileNetV2's 1,280 features in full and projected, lie on disk, as when their blobs have arrived; a
-few different files stand for all. Each is read, checked and added as a coordinator does it. Each figure is of a process
-of its own, on one thread and without torch: memory is its peak (VmHWM) over what it had before.
+The contributions, MobileNetV2's 1,280 features in full and projected, lie on disk, as when their
+blobs have arrived; a few different files stand for all. Each is read, checked and added as a
+coordinator does it. Each figure is of a process of its own, on one thread and without torch: memory
+is its peak (VmHWM) over what it had before.
 """
 
 import argparse
@@ -26,7 +28,8 @@ from trainer.federation.server.spec import Request, draft
 from trainer.methods.statistics_head import statistics_head
 from trainer.statistics import sums
 
-FILES, CLASSES, IMAGES = 4, 6, 12  # that stand for all nodes' contributions; of each node, CLASSES in all
+# that stand for all nodes' contributions; of each node, CLASSES in all
+FILES, CLASSES, IMAGES = 4, 6, 12
 DIMENSIONS = (256, 1280)
 
 
@@ -44,7 +47,12 @@ def measure(dimensions: int, nodes: int, folder: Path) -> tuple[float, float]:
     """Processor seconds, and bytes of memory, of taking in the statistics of so many nodes."""
     expected = sums.specs(CLASSES, dimensions)
     request = Request("fedavg", model="small", weights="none")
-    spec, _ = draft(request, federation="statistics", classes=[f"class {each}" for each in range(CLASSES)], nodes=nodes)
+    spec, _ = draft(
+        request,
+        federation="statistics",
+        classes=[f"class {each}" for each in range(CLASSES)],
+        nodes=nodes,
+    )
     spec = msgspec.structs.replace(spec, statistics=expected)
     contributions = StatisticsContributions(spec, statistics_head(), spec.rounds)
     before, started = peak_memory(Path("/proc/self")), time.process_time()
@@ -58,7 +66,9 @@ def measure(dimensions: int, nodes: int, folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 50, 200])
     asked = parser.parse_args()
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes that measure

@@ -1,7 +1,9 @@
-"""Many nodes that train nothing, on threads of a few processes: the load of a fleet on a coordinator.
+"""Many nodes that train nothing, on threads of a few processes:
+the load of a fleet on a coordinator.
 
-They speak the real protocol through the real MQTT client and blob transfer. Each offers a blob of its own in each
-round; on disk are a few, and a node shows one of them with a number of its own at the end.
+They speak the real protocol through the real MQTT client and blob transfer. Each offers a blob of
+its own in each round; on disk are a few, and a node shows one of them with a number of its own at
+the end.
 """
 
 import hashlib
@@ -86,7 +88,9 @@ class Shelf(BlobStore):
         return self._master.path if digest == self._shown else super().path(digest)
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
-        """Return up to `length` bytes of a blob from `offset`; they must not begin in the last 4."""
+        """Return up to `length` bytes of a blob from `offset`;
+        they must not begin in the last 4.
+        """
         data = super().read(digest, offset, length)
         if digest == self._shown and offset + len(data) == self._master.size:
             return data[:-4] + self._tail
@@ -96,7 +100,10 @@ class Shelf(BlobStore):
         """CRC-32 of each chunk, as it is shown."""
         if digest != self._shown:
             return super().checksums(digest, chunk_size)
-        return [zlib.crc32(self.read(digest, at, chunk_size)) for at in range(0, self._master.size, chunk_size)]
+        return [
+            zlib.crc32(self.read(digest, at, chunk_size))
+            for at in range(0, self._master.size, chunk_size)
+        ]
 
 
 class EmptyNode(threading.Thread):
@@ -112,11 +119,14 @@ class EmptyNode(threading.Thread):
         self._up = topics.up(spec.federation, self._name)
         self._master = masters[node % BLOBS]
         self._store = Shelf(folder / self._name, self._master)
-        self._keeps = folder if node == 0 else None  # where the broadcasts are kept that it received
+        # where the broadcasts are kept that it received
+        self._keeps = folder if node == 0 else None
         self._finished = False
         endpoint, client = Endpoint.parse(url), f"edge-node/{spec.federation}/{self._name}"
         self._mqtt = MqttClient(endpoint, client, inbox=self._inbox, persistent=True, claim=claim)
-        self._transfer = BlobTransfer(endpoint, spec.federation, self._name, self._store, self._inbox)
+        self._transfer = BlobTransfer(
+            endpoint, spec.federation, self._name, self._store, self._inbox
+        )
 
     def run(self) -> None:
         """Take part to the end."""
@@ -130,7 +140,9 @@ class EmptyNode(threading.Thread):
             self._mqtt.publish_presence(online=False)
             self._mqtt.flush(30)
         self._transfer.close()
-        self.facts = self.facts._replace(sent=self._transfer.bytes_sent, received=self._transfer.bytes_received)
+        self.facts = self.facts._replace(
+            sent=self._transfer.bytes_sent, received=self._transfer.bytes_received
+        )
 
     def _is_last(self, event: object) -> bool:
         """Do what an event asks for; whether it was the result's arrival."""
@@ -158,7 +170,9 @@ class EmptyNode(threading.Thread):
         begins = manifest.round + self._finished
         self.facts.fetched.append((begins, time.monotonic()))
         if self._keeps:
-            (self._keeps / f"broadcast-{begins}").write_bytes(self._store.path(manifest.digest).read_bytes())
+            (self._keeps / f"broadcast-{begins}").write_bytes(
+                self._store.path(manifest.digest).read_bytes()
+            )
         self._store.remove(manifest.digest)
         if not self._finished:
             self._contribute(manifest.round)
@@ -177,7 +191,9 @@ class EmptyNode(threading.Thread):
             chunk_size=self._transfer.chunk_size(CHUNK),
         )
         weight = own_weight(self._node)
-        message = Contribution(session=self._session, run=blob.run, round=round_, weight=weight, blob=blob)
+        message = Contribution(
+            session=self._session, run=blob.run, round=round_, weight=weight, blob=blob
+        )
         self._mqtt.publish(self._up, encode(message))
 
 
@@ -185,8 +201,13 @@ def draw(spec: Spec, number: int) -> Arrays:
     """The tensors of master `number`."""
     random = generator(number, "crowd")
     shapes = {name: tensor.shape for name, tensor in select(spec.tensors, spec.sends).items()}
-    drawn = {name: random.normal(0, _START, shape).astype(np.float32) for name, shape in shapes.items()}
-    return {name: np.abs(values) if name.endswith("running_var") else values for name, values in drawn.items()}
+    drawn = {
+        name: random.normal(0, _START, shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    return {
+        name: np.abs(values) if name.endswith("running_var") else values
+        for name, values in drawn.items()
+    }
 
 
 def own_number(node: int, round_: int) -> np.ndarray:
@@ -207,10 +228,16 @@ def last_tensor(data: bytes) -> str:
 
 
 def take_part(url: str, spec: Spec, nodes: int, folder: Path) -> Facts:
-    """Let `nodes` nodes take part to the federation's end. What node 0 received lies in `folder` as `broadcast-N`."""
+    """Let `nodes` nodes take part to the federation's end.
+
+    What node 0 received lies in `folder` as `broadcast-N`.
+    """
     processes = -(-nodes // A_PROCESS)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        parts = [pool.submit(_share, url, spec, range(k, nodes, processes), folder) for k in range(processes)]
+        parts = [
+            pool.submit(_share, url, spec, range(k, nodes, processes), folder)
+            for k in range(processes)
+        ]
         return _together([part.result() for part in parts])
 
 

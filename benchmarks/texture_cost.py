@@ -1,9 +1,11 @@
-"""Cost of texture networks: `python -m benchmarks.texture_cost [MODEL ...] [--repetitions 5] [--json]`.
+"""Cost of texture networks: `python -m benchmarks.texture_cost [MODEL ...] [--repetitions 5]
+[--json]`.
 
-Numbers held, and those of them in the frozen stem; multiply-adds of one image, in convolutions and matrix products,
-attention's among them (FLOPs are twice as many); and milliseconds on one thread: an image alone through the whole
-encoder, and an image's share of a training step (batches of 32, Adam, the stem's maps kept) of small networks. The
-paper prints 24.6 million parameters and 4.51 GFLOPs for FedTFI, which its depth of 10 and width of 1024 contradict.
+Numbers held, and those of them in the frozen stem; multiply-adds of one image, in convolutions and
+matrix products, attention's among them (FLOPs are twice as many); and milliseconds on one thread:
+an image alone through the whole encoder, and an image's share of a training step (batches of 32,
+Adam, the stem's maps kept) of small networks. The paper prints 24.6 million parameters and 4.51
+GFLOPs for FedTFI, which its depth of 10 and width of 1024 contradict.
 """
 
 import argparse
@@ -39,14 +41,19 @@ class Cost(NamedTuple):
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", metavar="MODEL", default=list(PRESETS))
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not options.json:
-        print("| model | pixels | parameters | of them frozen | multiply-adds | ms an image | ms an image, training |")
+        print(
+            "| model | pixels | parameters | of them frozen | multiply-adds | ms an image | ms "
+            "an image, training |"
+        )
         print("|---|---|---|---|---|---|---|")
     for model in options.models:
         cost = measure(model, options.repetitions)
@@ -70,7 +77,10 @@ def measure(model: str, repetitions: int) -> Cost:
 
     training = None
     if model.endswith("_small"):
-        training = _milliseconds(_step(network, tensors, network.apply_stem(tensors, images)), repetitions) / _BATCH
+        training = (
+            _milliseconds(_step(network, tensors, network.apply_stem(tensors, images)), repetitions)
+            / _BATCH
+        )
     return Cost(
         model=model,
         size=size,
@@ -83,7 +93,9 @@ def measure(model: str, repetitions: int) -> Cost:
 
 
 def _step(network: Network, tensors: Tensors, seen: Tensor) -> Callable[[], None]:
-    tensors = {name: value.clone().requires_grad_(is_trainable(name)) for name, value in tensors.items()}
+    tensors = {
+        name: value.clone().requires_grad_(is_trainable(name)) for name, value in tensors.items()
+    }
     moved = [value for value in tensors.values() if value.requires_grad]
     optimiser = torch.optim.Adam(moved, fused=True)
 

@@ -1,8 +1,10 @@
-"""Cost of an image for a texture network at inference: `python -m benchmarks.texture_serving [--models fedtfi_small]`.
+"""Cost of an image for a texture network at inference:
+`python -m benchmarks.texture_serving [--models fedtfi_small]`.
 
-Weights are drawn: times do not hang on them. Calibration images are noise, so nothing is said of verdicts: the gate
-of `edge-node export --int8` measures those. All graphs of a model run in turns, one image at a time, as the line runs
-them; the tenth percentile is what they take where nothing else disturbs them.
+Weights are drawn: times do not hang on them. Calibration images are noise, so nothing is said of
+verdicts: the gate of `edge-node export --int8` measures those. All graphs of a model run in turns,
+one image at a time, as the line runs them; the tenth percentile is what they take where nothing
+else disturbs them.
 """
 
 import argparse
@@ -35,7 +37,10 @@ Call = Callable[[], Awaitable[object]]
 def graphs(model: str, weights: str = "none") -> dict[str, bytes]:
     """The network, exact and in int8."""
     spec, start = draft(
-        Request(method="fedavg", model=model, weights=weights), federation="benchmark", classes=CLASSES, nodes=2
+        Request(method="fedavg", model=model, weights=weights),
+        federation="benchmark",
+        classes=CLASSES,
+        nodes=2,
     )
     architecture = Architecture(model, len(CLASSES), SINGLE, spec.preprocessing)
     served = build_module(architecture, to_tensors(start), Path(model))
@@ -57,7 +62,9 @@ def served(folder: Path, model: str, content: bytes, size: int) -> Path:
     )
     golden = draw_test_images(size, 1)
     [probabilities] = open_session(content).run(["probabilities"], {"image": golden})[0].tolist()
-    bundle_format.write_bundle(folder, description, content, golden[0], probabilities, tolerance=TOLERANCE)
+    bundle_format.write_bundle(
+        folder, description, content, golden[0], probabilities, tolerance=TOLERANCE
+    )
     return folder
 
 
@@ -83,14 +90,22 @@ def measure(model: str, runs: int, threads: int) -> None:
             size = open_session(content).get_inputs()[0].shape[1]
             folder = served(Path(place) / precision, model, content, size)
             pixels = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
-            bare, pipeline = Bare(folder, threads), Pipeline(load_model(folder, threads=threads), NullConsumer())
+            bare, pipeline = (
+                Bare(folder, threads),
+                Pipeline(load_model(folder, threads=threads), NullConsumer()),
+            )
             lines.append(pipeline)
             calls[f"{precision}, session.run"] = _asked(bare, pixels)
             calls[f"{precision}, Pipeline.infer"] = _inferred(pipeline, pixels)
         for name, times in asyncio.run(timed(calls, runs)).items():
             p10, p50 = np.quantile(times, (0.1, 0.5)).round(2).tolist()
             size = len(contents[name.partition(",")[0]])
-            print(json.dumps({"model": model, "what": name, "bytes": size, "p10 ms": p10, "p50 ms": p50}), flush=True)
+            print(
+                json.dumps(
+                    {"model": model, "what": name, "bytes": size, "p10 ms": p10, "p50 ms": p50}
+                ),
+                flush=True,
+            )
         for pipeline in lines:
             pipeline.close()
 
@@ -110,7 +125,9 @@ def main() -> None:
     """Measure each model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="fedtfi_small,fedtfi")
-    parser.add_argument("--runs", type=int, default=200, help="of each graph; a tenth of `fedtfi`, the paper's")
+    parser.add_argument(
+        "--runs", type=int, default=200, help="of each graph; a tenth of `fedtfi`, the paper's"
+    )
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     for model in options.models.split(","):

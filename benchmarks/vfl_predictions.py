@@ -1,8 +1,9 @@
-"""Latency of predictions from several sensors: `python -m benchmarks.vfl_predictions [--products N] [--json]`.
+"""Latency of predictions from several sensors:
+`python -m benchmarks.vfl_predictions [--products N] [--json]`.
 
-From a product's last embedding leaving to its final prediction arriving, over MQTT on this machine, beside the bare
-round trip through the same broker: while all train as fast as they can, and alone. Rows are timed too, from the moment
-when the last sensor's row is in its file.
+From a product's last embedding leaving to its final prediction arriving, over MQTT on this machine,
+beside the bare round trip through the same broker: while all train as fast as they can, and alone.
+Rows are timed too, from the moment when the last sensor's row is in its file.
 """
 
 import argparse
@@ -42,34 +43,72 @@ def main() -> None:
         return
     print("milliseconds               p50     p99     max")
     for what, times in rows.items():
-        print(f"{what:22} {np.percentile(times, 50):7.2f} {np.percentile(times, 99):7.2f} {max(times):7.2f}")
+        print(
+            f"{what:22} {np.percentile(times, 50):7.2f} {np.percentile(times, 99):7.2f} "
+            f"{max(times):7.2f}"
+        )
 
 
 def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
     """What was measured, and milliseconds of each product."""
     stations = DrawnStations(3, 0)
     append_products(stations, folder, 0, 1000 + _ROUNDS)
-    with Processes(folder / "logs") as processes, start_broker(folder / "broker", kind="mosquitto") as broker:
+    with (
+        Processes(folder / "logs") as processes,
+        start_broker(folder / "broker", kind="mosquitto") as broker,
+    ):
         training = [
             processes.start(
-                "head", "vfl", "coordinate", broker.url, "--sensors", ",".join(stations.stations), "--start", "1000",
-                "--labels", str(folder / LABELS), "--classes", ",".join(CLASSES), "--chunk", "1", "--window", "1000",
-                "--state", str(folder / "head"),
+                "head",
+                "vfl",
+                "coordinate",
+                broker.url,
+                "--sensors",
+                ",".join(stations.stations),
+                "--start",
+                "1000",
+                "--labels",
+                str(folder / LABELS),
+                "--classes",
+                ",".join(CLASSES),
+                "--chunk",
+                "1",
+                "--window",
+                "1000",
+                "--state",
+                str(folder / "head"),
             )
-        ]  # fmt: skip
+        ]
         for name, columns in stations.stations.items():
             training.append(
                 processes.start(
-                    name, "vfl", "join", broker.url, "--sensor", name, "--state", str(folder / name),
-                    "--columns", ",".join(each.name for each in columns), "--data", str(folder / f"{name}.csv"),
+                    name,
+                    "vfl",
+                    "join",
+                    broker.url,
+                    "--sensor",
+                    name,
+                    "--state",
+                    str(folder / name),
+                    "--columns",
+                    ",".join(each.name for each in columns),
+                    "--data",
+                    str(folder / f"{name}.csv"),
                 )
-            )  # fmt: skip
+            )
         members = ["head", *stations.stations]
-        _wait(lambda: all((folder / name / "bundle" / "manifest.json").exists() for name in members))
-        for name in stations.stations:  # services read their own copies: training has all rows already
+        _wait(
+            lambda: all((folder / name / "bundle" / "manifest.json").exists() for name in members)
+        )
+        # services read their own copies: training has all rows already
+        for name in stations.stations:
             (folder / f"{name}.new").mkdir()
             append_rows(stations, folder / f"{name}.new", stations.draw(0, 1), name)
-        services = [processes.start("head-service", "vfl", "serve", str(folder / "head" / "bundle"), broker.url)]
+        services = [
+            processes.start(
+                "head-service", "vfl", "serve", str(folder / "head" / "bundle"), broker.url
+            )
+        ]
         for name in stations.stations:
             data = str(folder / f"{name}.new" / f"{name}.csv")
             arguments = ("vfl", "serve", str(folder / name / "bundle"), broker.url, "--data", data)
@@ -78,8 +117,12 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
             processes.wait_until_ready(service)
         inbox: queue.Queue[Any] = queue.Queue()
         federation = "default"
-        with MqttClient(Endpoint.parse(broker.url), "measure", inbox=inbox, persistent=False) as mqtt:
-            mqtt.subscribe(topics.predictions(federation), "edge-node/v1/default/vfl/measure/products")
+        with MqttClient(
+            Endpoint.parse(broker.url), "measure", inbox=inbox, persistent=False
+        ) as mqtt:
+            mqtt.subscribe(
+                topics.predictions(federation), "edge-node/v1/default/vfl/measure/products"
+            )
             _wait(lambda: mqtt.await_subscription(1))
             for when in ("while training", "alone"):
                 if when == "alone":
@@ -117,7 +160,9 @@ def _embeddings(
         product = f"{prefix}-{number}"
         for sensor in manifest.sensors:
             values = random.random(sensor.size, np.float32).tobytes()
-            frame = Embedded(run=manifest.run, round=manifest.round, product=product, embedding=values)
+            frame = Embedded(
+                run=manifest.run, round=manifest.round, product=product, embedding=values
+            )
             begun = time.perf_counter()
             mqtt.publish(topics.products("default", sensor.name), encode_frame(frame))
         _final(inbox, product)
@@ -125,7 +170,9 @@ def _embeddings(
     return times
 
 
-def _rows(inbox: "queue.Queue[Any]", stations: DrawnStations, folder: Path, first: int, products: int) -> list[float]:
+def _rows(
+    inbox: "queue.Queue[Any]", stations: DrawnStations, folder: Path, first: int, products: int
+) -> list[float]:
     """From the last row of a product in its file to its final prediction."""
     times = []
     for number in range(products):

@@ -1,14 +1,17 @@
-"""Rounds of a vertical federation, against a bare client that moves equal frames, and against one process.
+"""Rounds of a vertical federation, against a bare client that moves equal frames,
+and against one process.
 
     python -m benchmarks.vfl_rounds --sensors 2 --window 64 --iterations 1 --commit 1 20 200
 
-The run is made of real processes at a mosquitto on this machine. The bare client has as many processes: one publishes
-what a head sends in a round, each of the others answers with what a sensor sends, and the first waits for all of them.
-Compute is the longest way through the round's arithmetic, or all of it shared by the cores, whichever is longer. What
-the run takes beyond both is its protocol's: checks, copies, signatures, files. The three are measured one after the
-other, several times, and their medians are compared. All are in milliseconds a round: means, in which a commit's fsync
-is spread over its group of rounds. `cpu` is processor time of all parties together. On a machine that does other things
-besides, rounds mostly wait for a core: `--alone` measures them as if it did not.
+The run is made of real processes at a mosquitto on this machine. The bare client has as many
+processes: one publishes what a head sends in a round, each of the others answers with what a sensor
+sends, and the first waits for all of them. Compute is the longest way through the round's
+arithmetic, or all of it shared by the cores, whichever is longer. What the run takes beyond both is
+its protocol's: checks, copies, signatures, files. The three are measured one after the other,
+several times, and their medians are compared. All are in milliseconds a round: means, in which a
+commit's fsync is spread over its group of rounds. `cpu` is processor time of all parties together.
+On a machine that does other things besides, rounds mostly wait for a core: `--alone` measures them
+as if it did not.
 """
 
 import argparse
@@ -66,10 +69,17 @@ class Case(NamedTuple):
     def spec(self) -> VflSpec:
         """As the head would announce it."""
         return VflSpec(
-            federation="steel", run="0" * 16, software="", sensors=self.names, network="dense", classes=CLASSES,
-            window=Window(start=self.window, chunk=self.chunk, size=self.window), recipe=Recipe(),
-            iterations=self.iterations, commit=self.commit,
-        )  # fmt: skip
+            federation="steel",
+            run="0" * 16,
+            software="",
+            sensors=self.names,
+            network="dense",
+            classes=CLASSES,
+            window=Window(start=self.window, chunk=self.chunk, size=self.window),
+            recipe=Recipe(),
+            iterations=self.iterations,
+            commit=self.commit,
+        )
 
 
 class Broker(NamedTuple):
@@ -89,7 +99,9 @@ class Cost(NamedTuple):
 
     @classmethod
     def per_round(cls, rounds: Sequence[float], cpu: float) -> "Cost":
-        """From the seconds of each round, after the first ones, and milliseconds of processor time a round."""
+        """From the seconds of each round, after the first ones,
+        and milliseconds of processor time a round.
+        """
         counted = rounds[int(WARM * len(rounds)) :]
         return cls(1000 * statistics.fmean(counted), cpu)
 
@@ -106,12 +118,17 @@ def broker(case: Case, folder: Path) -> Iterator[Broker]:
             plain.kill()
         return
     with guarded(folder / "steel", nodes=case.names) as strict:
-        kits = {name: (strict.folder / "kits" / f"{name}.kit", strict.members.passphrase(name)) for name in strict.kits}
+        kits = {
+            name: (strict.folder / "kits" / f"{name}.kit", strict.members.passphrase(name))
+            for name in strict.kits
+        }
         yield Broker(strict.url, strict.members.registry.port, kits, strict.kits)
 
 
 def put_first(case: Case) -> None:
-    """Let this process and its children have a core before all else on this machine, if the case is so."""
+    """Let this process and its children have a core before all else on this machine,
+    if the case is so.
+    """
     if case.alone:
         for thread in threads():
             os.sched_setscheduler(thread, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -119,7 +136,11 @@ def put_first(case: Case) -> None:
 
 def threads() -> Iterator[int]:
     """Theirs."""
-    children = {pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()}
+    children = {
+        pid
+        for each in Path("/proc/self/task").glob("*/children")
+        for pid in each.read_text().split()
+    }
     for pid in children | {"self"}:
         yield from (int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir())
 
@@ -128,21 +149,32 @@ def cpu(processes: Iterable[int]) -> float:
     """Milliseconds that these have computed so far."""
     ticks = 0
     for each in processes:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended: so has the measurement
-            ticks += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        # it has ended: so has the measurement
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            ticks += sum(
+                map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:13])
+            )
     return 1000 * ticks / os.sysconf("SC_CLK_TCK")
 
 
 def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Cost:
     """A round of the real processes."""
     settings = {
-        "--start": case.window, "--chunk": case.chunk, "--window": case.window, "--iterations": case.iterations,
-        "--commit": case.commit, "--rounds": rounds, "--network": "dense", "--policy": "all",
-    }  # fmt: skip
+        "--start": case.window,
+        "--chunk": case.chunk,
+        "--window": case.window,
+        "--iterations": case.iterations,
+        "--commit": case.commit,
+        "--rounds": rounds,
+        "--network": "dense",
+        "--policy": "all",
+    }
     if not case.kits:
         settings |= {"--federation": "steel"}
     parties = Processes(folder, plant, at.url, settings, kits=at.kits)
-    processes = {"coordinator": parties.head()} | {name: parties.sensor(name) for name in case.names}
+    processes = {"coordinator": parties.head()} | {
+        name: parties.sensor(name) for name in case.names
+    }
     seen: dict[int, float] = {}  # closed rounds -> what all had computed by then
     try:
         while processes["coordinator"].poll() is None:
@@ -159,7 +191,9 @@ def real(case: Case, plant: Plant, at: Broker, folder: Path, rounds: int) -> Cos
     seconds = [each.seconds for each in history(parties.state("coordinator"))]
     counted = {round_: took for round_, took in seen.items() if WARM * rounds <= round_ < rounds}
     first, last_ = min(counted), max(counted)
-    assert first < last_, "so few rounds take less than the second between two reports: pass more --rounds"
+    assert first < last_, (
+        "so few rounds take less than the second between two reports: pass more --rounds"
+    )
     return Cost.per_round(seconds, (counted[last_] - counted[first]) / (last_ - first))
 
 
@@ -177,10 +211,17 @@ def compute(case: Case, plant: Plant, rounds: int) -> Cost:
     return Cost.per_round(least, 1000 * statistics.fmean(totals[int(WARM * rounds) :]))
 
 
-def _step(simulation: Simulation, case: Case, round_: int) -> tuple[list[float], float, list[float]]:
-    """What `Simulation.step` does, with a clock: each sensor's way up, the head's representation, all training."""
+def _step(
+    simulation: Simulation, case: Case, round_: int
+) -> tuple[list[float], float, list[float]]:
+    """What `Simulation.step` does, with a clock: each sensor's way up,
+    the head's representation, all training.
+    """
     rows = slice(*case.spec.window.span(round_))
-    samples, labels = [each[rows] for each in simulation.stream.samples], simulation.stream.labels[rows]
+    samples, labels = (
+        [each[rows] for each in simulation.stream.samples],
+        simulation.stream.labels[rows],
+    )
     clock = _Clock()
     sent, up = [], []
     for sensor, part in zip(simulation.sensors, samples, strict=True):
@@ -214,12 +255,16 @@ def sizes(case: Case, plant: Plant) -> tuple[int, int, int]:
     """Bytes that a round moves: the head's opening, its answer, a sensor's embeddings."""
     simulation, at = simulated(case.spec, plant), {"run": "0" * 16, "attempt": 1, "round": 99}
     rows = slice(*case.spec.window.span(1))
-    sent = [release(case.spec, sensor, part[rows], 1).received
-            for sensor, part in zip(simulation.sensors, simulation.stream.samples, strict=True)]  # fmt: skip
+    sent = [
+        release(case.spec, sensor, part[rows], 1).received
+        for sensor, part in zip(simulation.sensors, simulation.stream.samples, strict=True)
+    ]
     phi, ids = simulation.head.represent(sent), ["p12345"] * case.chunk
     frames = (
         opening_frames(0, case.window, case.window - case.chunk, ids, **at),
-        representation_frames(phi, simulation.stream.labels[rows], [case.iterations] * case.sensors, **at),
+        representation_frames(
+            phi, simulation.stream.labels[rows], [case.iterations] * case.sensors, **at
+        ),
         embedding_frames(sent[0], None, (), session="0" * 16, **at),
     )
     first, answer, up = (sum(len(encode_frame(each)) for each in kind) for kind in frames)
@@ -237,7 +282,9 @@ def client(port: int, kit: Kit | None) -> paho.Client:
 
 
 def echo(port: int, kit: Kit | None, name: str, size: int, ready: Any) -> None:
-    """A sensor's process: answers each opening with so many bytes, from within paho's own thread."""
+    """A sensor's process: answers each opening with so many bytes,
+    from within paho's own thread.
+    """
     mine, payload = client(port, kit), bytes(size)
 
     def answer(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
@@ -246,7 +293,9 @@ def echo(port: int, kit: Kit | None, name: str, size: int, ready: Any) -> None:
 
     mine.on_message = answer
     mine.on_subscribe = lambda *_: ready.release()
-    mine.subscribe([("edge-node/v1/steel/vfl/opened", 0), ("edge-node/v1/steel/vfl/representation", 0)])
+    mine.subscribe(
+        [("edge-node/v1/steel/vfl/opened", 0), ("edge-node/v1/steel/vfl/representation", 0)]
+    )
     mine.loop_forever()
 
 
@@ -255,7 +304,9 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> Co
     first, answer, up = moved
     ready = _FORK.Semaphore(0)
     others = [
-        _FORK.Process(target=echo, args=(at.port, at.members.get(name), name, up, ready), daemon=True)
+        _FORK.Process(
+            target=echo, args=(at.port, at.members.get(name), name, up, ready), daemon=True
+        )
         for name in case.names
     ]
     for each in others:
@@ -278,7 +329,9 @@ def bare(case: Case, at: Broker, moved: tuple[int, int, int], rounds: int) -> Co
             for _ in range(case.sensors):
                 assert back.acquire(timeout=30)
             ends.append(time.perf_counter())
-        return Cost.per_round([after - begun for begun, after in pairwise(ends)], (cpu(pids) - before) / rounds)
+        return Cost.per_round(
+            [after - begun for begun, after in pairwise(ends)], (cpu(pids) - before) / rounds
+        )
     finally:
         for each in others:
             each.kill()
@@ -305,26 +358,44 @@ def measure(case: Case, rounds: int, repetitions: int) -> dict[str, object]:
                 (work := folder / str(repetition)).mkdir()
                 runs.append(real(case, plant, at, work, rounds))
                 computes.append(compute(case, plant, rounds))
-    run, plain, least = (Cost(*map(statistics.median, zip(*each, strict=True))) for each in (runs, bares, computes))
+    run, plain, least = (
+        Cost(*map(statistics.median, zip(*each, strict=True))) for each in (runs, bares, computes)
+    )
     figures = {
-        "rounds_per_second": 1000 / run.wall, "vfl_ms": run.wall, "bare_ms": plain.wall, "compute_ms": least.wall,
-        "overhead_ms": run.wall - plain.wall - least.wall, "vfl_to_bare": run.wall / plain.wall,
-        "vfl_cpu_ms": run.cpu, "bare_cpu_ms": plain.cpu, "simulated_cpu_ms": least.cpu,
+        "rounds_per_second": 1000 / run.wall,
+        "vfl_ms": run.wall,
+        "bare_ms": plain.wall,
+        "compute_ms": least.wall,
+        "overhead_ms": run.wall - plain.wall - least.wall,
+        "vfl_to_bare": run.wall / plain.wall,
+        "vfl_cpu_ms": run.cpu,
+        "bare_cpu_ms": plain.cpu,
+        "simulated_cpu_ms": least.cpu,
         "overhead_cpu_ms": run.cpu - plain.cpu - least.cpu,
-    }  # fmt: skip
+    }
     load = round(os.getloadavg()[0], 1)
-    return {**case._asdict(), "bytes": moved, "load": load} | {name: round(each, 3) for name, each in figures.items()}
+    return {**case._asdict(), "bytes": moved, "load": load} | {
+        name: round(each, 3) for name, each in figures.items()
+    }
 
 
 def main() -> None:
     """Measure all cases; a line of JSON for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sensors", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--window", type=int, nargs="+", default=[64, 1000], help="products of a round")
+    parser.add_argument(
+        "--window", type=int, nargs="+", default=[64, 1000], help="products of a round"
+    )
     parser.add_argument("--iterations", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--commit", type=int, nargs="+", default=[20])
-    parser.add_argument("--kits", type=int, nargs="+", default=[0], help="0: in the clear, 1: TLS and signatures")
-    parser.add_argument("--alone", action="store_true", help="before all other work of the machine (root only)")
+    parser.add_argument(
+        "--kits", type=int, nargs="+", default=[0], help="0: in the clear, 1: TLS and signatures"
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="before all other work of the machine (root only)"
+    )
     parser.add_argument("--rounds", type=int, default=1500)
     parser.add_argument("--repetitions", type=int, default=3)
     given = parser.parse_args()
@@ -332,7 +403,9 @@ def main() -> None:
     for sensors, window, iterations, commit, kits in product(
         given.sensors, given.window, given.iterations, given.commit, given.kits
     ):
-        case = Case(sensors, window, max(1, window // 20), iterations, commit, bool(kits), given.alone)
+        case = Case(
+            sensors, window, max(1, window // 20), iterations, commit, bool(kits), given.alone
+        )
         print(json.dumps(measure(case, given.rounds, given.repetitions)), flush=True)
 
 

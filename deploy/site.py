@@ -1,4 +1,6 @@
-"""Hooks of the documentation's site: links that lead out of it become text, diagrams need no other host."""
+"""Hooks of the documentation's site: links that lead out of it become text,
+diagrams need no other host.
+"""
 
 import re
 from importlib.resources import files as resources
@@ -12,7 +14,9 @@ _MERMAID = "assets/javascripts/mermaid.min.js"
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name the file instead, unless the text does."""
-    return _OUTSIDE.sub(lambda link: link[1] if link[2] in link[1] else f"{link[1]} (`{link[2]}`)", markdown)
+    return _OUTSIDE.sub(
+        lambda link: link[1] if link[2] in link[1] else f"{link[1]} (`{link[2]}`)", markdown
+    )
 
 
 def on_files(files: Files, config: Any) -> Files:

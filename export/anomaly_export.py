@@ -1,4 +1,6 @@
-"""Good images alone -> a bundle that tells good from strange: what a line starts with before anybody has labels."""
+"""Good images alone -> a bundle that tells good from strange:
+what a line starts with before anybody has labels.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,7 +22,13 @@ from export.graph import fill_values, trace
 from export.parity import BATCHES, compare, draw_test_images, open_session
 from trainer.data.checks.likeness import find_alike, make_thumbnail
 from trainer.data.image_groups import unite
-from trainer.statistics.patch_density import MODEL, Judgement, PatchDensity, PlaceFeatures, cross_validate
+from trainer.statistics.patch_density import (
+    MODEL,
+    Judgement,
+    PatchDensity,
+    PlaceFeatures,
+    cross_validate,
+)
 
 ANOMALY = "anomaly"
 LEAST = 10  # good images
@@ -35,20 +43,24 @@ class AnomalyReport(Struct, frozen=True, kw_only=True):
     bundle: str
     images: int  # good ones
     threshold: float  # of an image's distance
-    false_rejects: Proportion  # among good images, each judged by a detector that was fitted without it and its like
+    # among good images, each judged by a detector that was fitted without it and its like
+    false_rejects: Proportion
     found: Proportion | None  # among images of defects
     auroc: float | None  # of good images against those of defects
 
 
 class _Detector(nn.Module):
-    """Images uint8 [n, S, S, 3] -> probabilities [n, 2] of good and strange, and maps [n, 1, 2, h, w]."""
+    """Images uint8 [n, S, S, 3] -> probabilities [n, 2] of good and strange, and maps [n, 1,
+    2, h, w].
+    """
 
     threshold: Tensor
     slope: Tensor
 
     def __init__(self, features: PlaceFeatures, density: PatchDensity, judgement: Judgement):
         super().__init__()
-        self.features, self.density = features, density
+        self.features = features
+        self.density = density
         self.register_buffer("threshold", torch.tensor(judgement.threshold))
         self.register_buffer("slope", torch.tensor(judgement.slope))
 
@@ -64,11 +76,13 @@ class _Detector(nn.Module):
 def export_anomaly_detector(
     good: Path, defects: Path | None, target: Path, size: int, track: Track = lambda images: images
 ) -> AnomalyReport:
-    """Write the bundle `target`, whose name is the node's, from a folder of good images, and judge it.
+    """Write the bundle `target`, whose name is the node's, from a folder of good images,
+    and judge it.
 
     Args:
         good: images without a defect, in the folder and below.
-        defects: images with one, by which nothing is chosen; without them only false rejects are known.
+        defects: images with one, by which nothing is chosen; without them only false rejects are
+            known.
         target: the bundle's folder.
         size: of the graph's input, pixels.
         track: passes the image files on, to show progress.
@@ -88,25 +102,32 @@ def export_anomaly_detector(
     features = torch.stack(list(network.of_images(images)))
     strange = None
     if defects:
-        strange = torch.stack(list(network.of_images(_load(find_images([defects]), size, track)[0])))
+        strange = torch.stack(
+            list(network.of_images(_load(find_images([defects]), size, track)[0]))
+        )
     held_out, of_defects = cross_validate(features, groups, strange)
     judgement = Judgement.of(held_out)
     detector = _Detector(network, PatchDensity.fit(features), judgement)
+    detected = None if of_defects is None else _proportion(judgement.rejects(of_defects))
+    auroc = None if of_defects is None else _auroc(held_out, of_defects)
     report = AnomalyReport(
         bundle=str(target),
         images=len(images),
         threshold=float(np.exp(judgement.threshold)),
         false_rejects=_proportion(judgement.rejects(held_out)),
-        found=None if of_defects is None else _proportion(judgement.rejects(of_defects)),
-        auroc=None if of_defects is None else _auroc(held_out, of_defects),
+        found=detected,
+        auroc=auroc,
     )
     _write(target, detector, size, report)
     return report
 
 
 def _load(files: Sequence[Image], size: int, track: Track) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, size, size, 3], and the numbers [n] of the groups of those that look alike."""
-    pixels, thumbnails = [], []
+    """Images uint8 [n, size, size, 3], and the numbers [n] of the groups of those that look
+    alike.
+    """
+    pixels = []
+    thumbnails = []
     for file in track(files):
         photo = read_image(file.path, file.name)
         pixels.append(photo.resize(size))
@@ -131,10 +152,14 @@ def _write(target: Path, detector: _Detector, size: int, report: AnomalyReport) 
     for count in BATCHES:
         images = draw_test_images(size, count)
         with torch.no_grad():
-            expected = dict(zip(("probabilities", "maps"), detector(torch.from_numpy(images)), strict=True))
+            expected = dict(
+                zip(("probabilities", "maps"), detector(torch.from_numpy(images)), strict=True)
+            )
         compare(content, images, {name: value.numpy() for name, value in expected.items()}, target)
     [golden] = draw_test_images(size, 1)
-    [probabilities] = open_session(content).run(["probabilities"], {"image": golden[None]})[0].tolist()
+    [probabilities] = (
+        open_session(content).run(["probabilities"], {"image": golden[None]})[0].tolist()
+    )
     metrics = {"false_rejects": report.false_rejects.share}
     if report.auroc is not None:
         metrics["auroc"] = report.auroc

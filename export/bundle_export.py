@@ -1,4 +1,6 @@
-"""Personal models -> bundles: one traced graph a federation, each node's values put into it, parity checked first."""
+"""Personal models -> bundles: one traced graph a federation,
+each node's values put into it, parity checked first.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +18,16 @@ from edge.uncertainty.performance import held_out_performance
 from export import held_out
 from export.bundle_signing import Signer
 from export.encoder_selection import drop_encoder
-from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, build_module, fill_values, set_temperature, trace
+from export.graph import (
+    ENCODER_NAMES,
+    EXTRAS,
+    Architecture,
+    Encoder,
+    build_module,
+    fill_values,
+    set_temperature,
+    trace,
+)
 from export.model_images import ImageFinder
 from export.parity import check_parity, draw_test_images, open_session, output_names
 from export.quantisation import MAX_CALIBRATION_IMAGES, TOLERANCE, quantise
@@ -30,7 +41,9 @@ from trainer.training.personal_model import ModelMetadata
 
 
 class Exported(NamedTuple):
-    """A written bundle, and the largest difference of an output between torch and onnxruntime (in fp32)."""
+    """A written bundle, and the largest difference of an output between torch and onnxruntime
+    (in fp32).
+    """
 
     folder: Path
     node: str
@@ -74,25 +87,31 @@ def export(
     signer: Signer | None = None,
     optimisations: Optimisations = PLAIN,
 ) -> list[Exported]:
-    """Write a bundle `folder/NODE` for each model folder in `models`, signed if there is a `signer`.
+    """Write a bundle `folder/NODE` for each model folder in `models`,
+    signed if there is a `signer`.
 
     Raises:
-        UsageError: a folder holds no usable personal model, two are of one node, one cannot be signed, or the images
-            for an optimisation are not there.
+        UsageError: a folder holds no usable personal model, two are of one node, one cannot be
+            signed, or the images for an optimisation are not there.
         ParityError: a graph's outputs differ from torch's; that bundle is not written.
     """
     _check_nodes([personal_model.load_metadata(source).node for source in models])
-    finder, tracer = ImageFinder(optimisations.data), _Tracer(report)
+    finder = ImageFinder(optimisations.data)
+    tracer = _Tracer(report)
     written = []
     for source in models:
         metadata, tensors, *_ = personal_model.load(source)
         signing = signer.check(metadata, tensors, source) if signer else None
         if metadata.broadcast and not signer:
-            text = f"the bundle of {metadata.node} will not be signed, and serve --trust refuses it: --kit FILE signs"
+            text = (
+                f"the bundle of {metadata.node} will not be signed, and serve --trust refuses "
+                "it: --kit FILE signs"
+            )
             report(progress.Note(text=text))
         encoders = tuple(ENCODER_NAMES[prefix] for prefix in infer_fusion(tensors).encoders)
         model = _without_idle_encoder(
-            _Model(source, metadata, tensors, encoders, held_out.load(source, metadata, finder)), report
+            _Model(source, metadata, tensors, encoders, held_out.load(source, metadata, finder)),
+            report,
         )
         graph = tracer.graph(model)
         if optimisations.int8:
@@ -101,7 +120,10 @@ def export(
         if isinstance(reason := model.held_out, str):
             report(
                 progress.Note(
-                    text=f"{metadata.node} gets no calibration, and will notice neither novelty nor drift: {reason}"
+                    text=(
+                        f"{metadata.node} gets no calibration, and will notice neither novelty "
+                        f"nor drift: {reason}"
+                    )
                 )
             )
         manifest = _write_bundle(target, model, graph, signing)
@@ -113,7 +135,10 @@ def export(
         written.append(Exported(target, metadata.node, graph.difference))
         report(
             progress.Exported(
-                node=metadata.node, folder=str(target), bytes=len(graph.content), difference=graph.difference
+                node=metadata.node,
+                folder=str(target),
+                bytes=len(graph.content),
+                difference=graph.difference,
             )
         )
     return written
@@ -128,18 +153,26 @@ class _Tracer:
 
     def graph(self, model: _Model) -> _Graph:
         """The model's graph in fp32, checked against torch."""
-        metadata, tensors = model.metadata, model.tensors
+        metadata = model.metadata
+        tensors = model.tensors
         architecture = Architecture(
             metadata.model, len(metadata.classes), infer_fusion(tensors), metadata.preprocessing
         )
         served = build_module(architecture, tensors, model.source)
         if architecture not in self._traced:
-            what = f"tracing {metadata.model} for {len(metadata.classes)} classes, once for all nodes: 10 to 30 s"
+            what = (
+                f"tracing {metadata.model} for {len(metadata.classes)} classes, once for all "
+                "nodes: 10 to 30 s"
+            )
             self._report(progress.Step(what=what))
             self._traced[architecture] = trace(served, metadata.preprocessing.size)
-            self._report(progress.Step(what="checking models against torch and writing their bundles"))
+            self._report(
+                progress.Step(what="checking models against torch and writing their bundles")
+            )
         content = fill_values(self._traced[architecture], served)
-        return _Graph(content, model.encoders, check_parity(content, architecture, tensors, model.source))
+        return _Graph(
+            content, model.encoders, check_parity(content, architecture, tensors, model.source)
+        )
 
 
 def _without_idle_encoder(model: _Model, report: progress.Report) -> _Model:
@@ -149,10 +182,11 @@ def _without_idle_encoder(model: _Model, report: progress.Report) -> _Model:
     found = drop_encoder(model.metadata, model.tensors, model.held_out)
     if found is None:
         return model
-    node, images = model.metadata.node, len(model.held_out.labels)
+    node = model.metadata.node
+    images = len(model.held_out.labels)
     text = (
-        f"the bundle of {node} has one encoder: the {found.dropped} one, with {found.share:.1%} of the features, "
-        f"changes no verdict on {images} held-out images"
+        f"the bundle of {node} has one encoder: the {found.dropped} one, with {found.share:.1%} "
+        f"of the features, changes no verdict on {images} held-out images"
     )
     report(progress.Note(text=text))
     return model._replace(tensors=found.tensors, encoders=(found.kept,))
@@ -163,7 +197,11 @@ def _try_int8(model: _Model, graph: _Graph, finder: ImageFinder, report: progres
     node = model.metadata.node
     images = model.held_out
     if isinstance(images, str):
-        report(progress.Note(text=f"the bundle of {node} stays fp32, int8 cannot be measured: {images}"))
+        report(
+            progress.Note(
+                text=f"the bundle of {node} stays fp32, int8 cannot be measured: {images}"
+            )
+        )
         return graph
     training = finder.training(model.source, model.metadata)
     count = min(len(training.labels), MAX_CALIBRATION_IMAGES)
@@ -180,7 +218,8 @@ def _try_int8(model: _Model, graph: _Graph, finder: ImageFinder, report: progres
 def _compare(model: _Model, exact: _Graph, faster: _Graph, images: LabelledImages) -> Comparison:
     """What the line would gain and lose with another graph of a model."""
     with TemporaryDirectory() as folder:
-        before, after = Path(folder) / "exact", Path(folder) / "faster"
+        before = Path(folder) / "exact"
+        after = Path(folder) / "faster"
         _write_bundle(before, model, exact, None)
         _write_bundle(after, model, faster, None)
         return compare_bundles(before, after, images)
@@ -190,12 +229,16 @@ def _write_bundle(
     folder: Path, model: _Model, graph: _Graph, signing: bundle_format.Signing | None
 ) -> bundle_format.Manifest:
     """Write the bundle of a graph."""
-    metadata, content, sure, reference = model.metadata, graph.content, None, None
+    metadata = model.metadata
+    content = graph.content
+    sure = None
+    reference = None
     if not isinstance(model.held_out, str):
         sure = held_out.calibrate_confidence(content, model.held_out, metadata)
         content = set_temperature(content, sure.temperature)
         reference = held_out.build_reference(content, model.held_out, metadata, model.tensors)
-    running, golden = open_session(content), draw_test_images(metadata.preprocessing.size, 1)
+    running = open_session(content)
+    golden = draw_test_images(metadata.preprocessing.size, 1)
     there = output_names(running)
     description = bundle_format.Description(
         federation=metadata.federation,
@@ -229,6 +272,7 @@ def _provenance(metadata: ModelMetadata, source: Path) -> bundle_format.Provenan
         for each in personal_model.load_predictions(source):
             right, images = tested.get(each.label, (0, 0))
             tested[each.label] = right + (each.verdict == each.label), images + 1
+    record = metadata.broadcast.record if metadata.broadcast else None
     return bundle_format.Provenance(
         rounds=metadata.rounds,
         options=metadata.options,
@@ -241,7 +285,7 @@ def _provenance(metadata: ModelMetadata, source: Path) -> bundle_format.Provenan
         aggregation=metadata.aggregation,
         tested=dict(sorted(tested.items())),
         software=metadata.software,
-        record=metadata.broadcast.record if metadata.broadcast else None,
+        record=record,
         privacy=metadata.privacy,
     )
 
@@ -259,5 +303,6 @@ def _check_nodes(names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
-                f"{names.count(name)} of the models are of node {name}", "export them to different folders"
+                f"{names.count(name)} of the models are of node {name}",
+                "export them to different folders",
             )

@@ -40,8 +40,8 @@ class Signer:
         kit = self._kit
         if (metadata.node, metadata.federation) != (kit.name, kit.federation):
             raise UsageError(
-                f"the model in {source} is of {metadata.node} in federation {metadata.federation!r}, "
-                f"the kit of {kit.name} in {kit.federation!r}",
+                f"the model in {source} is of {metadata.node} in federation "
+                f"{metadata.federation!r}, the kit of {kit.name} in {kit.federation!r}",
                 "sign each model with the kit of its own node",
             )
         try:
@@ -55,7 +55,9 @@ class Signer:
         return self._signing(broadcast)
 
     def own(self) -> Signing:
-        """What signs a bundle of a model that the kit's owner has made from no broadcast: a line's."""
+        """What signs a bundle of a model that the kit's owner has made from no broadcast:
+        a line's.
+        """
         return self._signing(None)
 
     def _signing(self, broadcast: Manifest | None) -> Signing:
@@ -64,10 +66,11 @@ class Signer:
 
 
 def _check_received(metadata: ModelMetadata, tensors: Tensors, broadcast: Manifest) -> None:
-    """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's.
+    """Where a model serves the received encoder as it came,
+    raise ForgedError unless it is the broadcast's.
 
-    A method with a weighted sum serves it so, also mixed with what was trained alone; where a method concatenates, the
-    node has trained it further.
+    A method with a weighted sum serves it so, also mixed with what was trained alone; where a
+    method concatenates, the node has trained it further.
     """
     method = make(metadata.method, metadata.training, metadata.options)
     if method.fusion is not WEIGHTED_SUM or RECEIVED not in infer_fusion(tensors).encoders:

@@ -1,4 +1,6 @@
-"""Calibration on held-out images: temperature, reject thresholds, and their coverage and accuracy. numpy alone."""
+"""Calibration on held-out images: temperature, reject thresholds,
+and their coverage and accuracy. numpy alone.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,24 +19,32 @@ MAX_ERROR_RATE = 0.01  # largest share of a class's verdicts that may be accepte
 _MIN_CLASS_IMAGES = 5  # images taken for a class, below which it has no threshold of its own
 _FOLDS = 5
 _MOST_HELD_OUT = 2000  # images whose outputs a bundle keeps: 60 kB for ten classes
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0  # temperatures
+# temperatures
+_MIN_TEMPERATURE = 0.05
+_MAX_TEMPERATURE = 20.0
 
 
-def calibrate(logits: Floats, labels: Labels, classes: Sequence[str], weights: Floats) -> Confidence:
+def calibrate(
+    logits: Floats, labels: Labels, classes: Sequence[str], weights: Floats
+) -> Confidence:
     """What logits [n, C] of n >= MIN_IMAGES held-out images tell of the confidence.
 
-    Temperature and thresholds come from all of the images. Coverage, accuracy and the outputs that the bundle keeps are
-    cross-fitted: each image is judged by temperature and thresholds that the others gave. Logits are as good as
-    log-probabilities. Class priors that differ from training by `weights` [C] act on all but the temperature and the
-    outputs that are kept, which are the graph's.
+    Temperature and thresholds come from all of the images. Coverage, accuracy and the outputs that
+    the bundle keeps are cross-fitted: each image is judged by temperature and thresholds that the
+    others gave. Logits are as good as log-probabilities. Class priors that differ from training by
+    `weights` [C] act on all but the temperature and the outputs that are kept, which are the
+    graph's.
 
     ValueError for fewer images.
     """
     if len(labels) < MIN_IMAGES:
         raise ValueError(f"a calibration takes at least {MIN_IMAGES} images")
     divisor, least = _fit(logits, labels, weights)
-    accepted, probabilities, taken = np.zeros(len(labels), bool), np.zeros(logits.shape), np.zeros_like(labels)
-    fold = np.argsort(np.argsort(labels, kind="stable")) % _FOLDS  # each has its share of every class
+    accepted = np.zeros(len(labels), bool)
+    probabilities = np.zeros(logits.shape)
+    taken = np.zeros_like(labels)
+    # each has its share of every class
+    fold = np.argsort(np.argsort(labels, kind="stable")) % _FOLDS
     for number in range(_FOLDS):
         judged = fold == number
         scale, limits = _fit(logits[~judged], labels[~judged], weights)
@@ -43,11 +53,12 @@ def calibrate(logits: Floats, labels: Labels, classes: Sequence[str], weights: F
         accepted[judged] = confidence >= limits[taken[judged]]
     right = taken == labels
     some = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_HELD_OUT)).astype(int)
+    accuracy = float(right[accepted].mean()) if accepted.any() else 0.0
     return Confidence(
         images=len(labels),
         temperature=divisor,
         coverage=float(accepted.mean()),
-        accuracy=float(right[accepted].mean()) if accepted.any() else 0.0,
+        accuracy=accuracy,
         thresholds=dict(zip(classes, least.tolist(), strict=True)),
         held_out=HeldOut.of(labels[some], probabilities[some], accepted[some]),
     )
@@ -65,20 +76,24 @@ def _fit(logits: Floats, labels: Labels, weights: Floats) -> tuple[float, Floats
     taken, confidence = _predict(logits, divisor, weights)
     right = taken == labels
     common = find_threshold(confidence, right)
-    return divisor, np.array(
-        [
-            find_threshold(confidence[of], right[of]) if (of := taken == label).sum() >= _MIN_CLASS_IMAGES else common
-            for label in range(logits.shape[1])
-        ]
-    )
+    thresholds = []
+    for label in range(logits.shape[1]):
+        threshold = (
+            find_threshold(confidence[of], right[of])
+            if (of := taken == label).sum() >= _MIN_CLASS_IMAGES
+            else common
+        )
+        thresholds.append(threshold)
+    return divisor, np.array(thresholds)
 
 
 def find_threshold(confidence: Floats, right: NDArray[np.bool_]) -> float:
     """The least confidence at which verdicts [n] are accepted; 1 if none are.
 
-    Wrong verdicts that are accepted, plus one, are at most MAX_ERROR_RATE of n + 1: then the same share at most of
-    future verdicts like these is expected to be accepted and wrong (conformal risk control, Angelopoulos et al. 2022).
-    Where n is too small for that, no wrong one may be accepted; and none that is less certain than every right one.
+    Wrong verdicts that are accepted, plus one, are at most MAX_ERROR_RATE of n + 1: then the same
+    share at most of future verdicts like these is expected to be accepted and wrong (conformal risk
+    control, Angelopoulos et al. 2022). Where n is too small for that, no wrong one may be accepted;
+    and none that is less certain than every right one.
     """
     allowed = max(0, int(MAX_ERROR_RATE * (len(right) + 1)) - 1)
     wrong = np.sort(confidence[~right])[::-1]
@@ -95,8 +110,9 @@ def softmax(logits: Floats) -> Floats:
 def fit_temperature(logits: Floats, labels: Labels) -> float:
     """The divisor of logits [n, C] under which the labels are likeliest (Guo et al. 2017).
 
-    The labels are softened as if half an image more had been of any class at random (after Platt 1999): a few images
-    that are all right do not make a model infallible. More makes it needlessly unsure, on tuning images.
+    The labels are softened as if half an image more had been of any class at random (after Platt
+    1999): a few images that are all right do not make a model infallible. More makes it needlessly
+    unsure, on tuning images.
     """
     count, classes = logits.shape
     targets = (np.eye(classes)[labels] * count + 0.5 / classes) / (count + 0.5)
@@ -113,7 +129,8 @@ def _minimise(function: Callable[[float], float], low: float, high: float) -> fl
     """Where a function of one valley is least, by golden section."""
     ratio = (np.sqrt(5) - 1) / 2
     for _ in range(60):
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        left = high - ratio * (high - low)
+        right = low + ratio * (high - low)
         if function(left) < function(right):
             high = right
         else:

@@ -1,4 +1,6 @@
-"""Class evidence by place: the contribution of each place of an image, where features are a sum over places."""
+"""Class evidence by place: the contribution of each place of an image,
+where features are a sum over places.
+"""
 
 import math
 from collections.abc import Callable
@@ -56,9 +58,11 @@ def _explain_pooled(part: PooledHead, tokens: Tensor) -> tuple[Tensor, Evidence]
 
 
 def _explain_encoded(part: CodebookHead, tokens: Tensor) -> tuple[Tensor, Evidence]:
-    """MusTEN's codes are sums over descriptors; what follows is linear, with the image's own attention, norm and ReLU.
+    """MusTEN's codes are sums over descriptors; what follows is linear,
+    with the image's own attention, norm and ReLU.
 
-    These are held fixed, so a map shows what a descriptor contributes to this output, not the output without it.
+    These are held fixed, so a map shows what a descriptor contributes to this output, not the
+    output without it.
     """
     descriptors = part.reduce(tokens)  # [n, N, D]
     codebooks = [cast(Codebook, each) for each in part.musten.codebooks]
@@ -74,7 +78,8 @@ def _explain_encoded(part: CodebookHead, tokens: Tensor) -> tuple[Tensor, Eviden
         deviation = (rows.var(1, correction=0) + part.norm.eps).sqrt()
         back = (back - back.mean(2, keepdim=True)) / deviation[:, None, None]
         back = back.unflatten(2, words.shape) * weights.unsqueeze(1)  # [n, classes, K, D]
-        residuals = back @ descriptors.mT.unsqueeze(1) - (back * words).sum(3, keepdim=True)  # [n, classes, K, N]
+        # [n, classes, K, N]
+        residuals = back @ descriptors.mT.unsqueeze(1) - (back * words).sum(3, keepdim=True)
         added = (residuals * shares.mT.unsqueeze(1)).sum(2) * tokens.shape[1]
         shift = part.hidden.weight @ part.norm.bias + part.hidden.bias
         return _to_square(added + _constant_evidence(head, hidden, shift))
@@ -83,7 +88,9 @@ def _explain_encoded(part: CodebookHead, tokens: Tensor) -> tuple[Tensor, Eviden
 
 
 def _through_relu(head: Tensor, hidden: Tensor) -> Tensor:
-    """The part of a head [(n,) classes, features] that passes the ReLU after `hidden` [n, features]."""
+    """The part of a head [(n,) classes, features] that passes the ReLU after `hidden` [n,
+    features].
+    """
     return head * (hidden > 0).unsqueeze(1)
 
 

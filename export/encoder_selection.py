@@ -26,7 +26,9 @@ class Selected(NamedTuple):
     share: float  # of the features, of the dropped one
 
 
-def drop_encoder(metadata: ModelMetadata, tensors: Tensors, held_out: LabelledImages) -> Selected | None:
+def drop_encoder(
+    metadata: ModelMetadata, tensors: Tensors, held_out: LabelledImages
+) -> Selected | None:
     """The model without the encoder whose share of the features is below LEAST_SHARE.
 
     None if there is no such encoder, or if a prediction on a held-out image would change.
@@ -39,8 +41,13 @@ def drop_encoder(metadata: ModelMetadata, tensors: Tensors, held_out: LabelledIm
         return None
     kept, dropped = (RECEIVED, OWN) if weight > share else (OWN, RECEIVED)
     stem = {name: value for name, value in tensors.items() if is_frozen(name)}
-    single = {**stem, **add_prefix(OWN, strip_prefix(kept, tensors)), **select(tensors, ("classifier",))}
-    network, images = Network(metadata.model, len(metadata.classes)), TrainingSet.of(held_out, metadata.preprocessing)
+    single = {
+        **stem,
+        **add_prefix(OWN, strip_prefix(kept, tensors)),
+        **select(tensors, ("classifier",)),
+    }
+    network = Network(metadata.model, len(metadata.classes))
+    images = TrainingSet.of(held_out, metadata.preprocessing)
     with torch.no_grad():
         both, one = (predict(network, each, images).argmax(1) for each in (tensors, single))
     if not np.array_equal(both, one):

@@ -1,4 +1,6 @@
-"""Networks -> ONNX: the module that is served, traced once an architecture, each node's values put into the graph."""
+"""Networks -> ONNX: the module that is served, traced once an architecture,
+each node's values put into the graph.
+"""
 
 import io
 import logging
@@ -50,11 +52,13 @@ class Architecture(NamedTuple):
 
 
 class _Served(nn.Module):
-    """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS; `build_module` folds the preprocessing in.
+    """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS;
+    `build_module` folds the preprocessing in.
 
-    Encoders share a stem. The maps of all encoders, averaged over space and added up, plus the classifier's bias,
-    are the logits (before they are divided by the temperature): a map says what each place of the image adds to each
-    class. Where features are no sum over places there are none.
+    Encoders share a stem. The maps of all encoders, averaged over space and added up, plus the
+    classifier's bias, are the logits (before they are divided by the temperature): a map says what
+    each place of the image adds to each class. Where features are no sum over places there are
+    none.
     """
 
     temperature: Tensor
@@ -64,7 +68,8 @@ class _Served(nn.Module):
         super().__init__()
         self.encoder = backbones.build(architecture.model)
         self.has_stem = "stem" in dict(self.encoder.named_children())
-        self.architecture, self.features = architecture, FEATURES[architecture.model]
+        self.architecture = architecture
+        self.features = FEATURES[architecture.model]
         fusion = architecture.fusion
         for prefix in fusion.encoders:
             if prefix != OWN:
@@ -76,58 +81,77 @@ class _Served(nn.Module):
                 self.add_module(path, nn.Module())
             self.get_submodule(path).register_buffer(last, torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
-        self.register_buffer("channel_mean", 255 * torch.tensor(architecture.preprocessing.mean)[:, None, None])
+        self.register_buffer(
+            "channel_mean", 255 * torch.tensor(architecture.preprocessing.mean)[:, None, None]
+        )
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         fusion = self.architecture.fusion
         pixels = image.permute(0, 3, 1, 2).float() - self.channel_mean
         inputs = self.encoder.get_submodule("stem")(pixels) if self.has_stem else pixels
         both = [self.get_submodule(prefix) for prefix in fusion.encoders]
-        alone, places = zip(*(class_evidence.explain(encoder, inputs) for encoder in both), strict=True)
-        weight, bias = self.classifier.weight, self.classifier.bias
+        alone, places = zip(
+            *(class_evidence.explain(encoder, inputs) for encoder in both), strict=True
+        )
+        weight = self.classifier.weight
+        bias = self.classifier.bias
         scalars = {name: self.get_buffer(name) for name in fusion.scalars}
-        features, parts = fusion.fuse(alone, scalars), fusion.split_head(weight, self.features)
+        features = fusion.fuse(alone, scalars)
+        parts = fusion.split_head(weight, self.features)
         read = zip(fusion.normalise(alone, scalars), parts, strict=True)
         opinions = torch.stack([linear(each, part, bias) for each, part in read], 1)
         heads = fusion.heads(weight, alone, scalars)
         maps = [adds(head) for adds, head in zip(places, heads, strict=True) if adds]
+        stacked_maps = [torch.stack(maps, 1)] if maps else []
         return (
             torch.softmax(self.classifier(features) / self.temperature, 1),
             torch.softmax(opinions / self.temperature, 2),
             features,
-            *([torch.stack(maps, 1)] if maps else []),
+            *stacked_maps,
         )
 
 
 def build_module(architecture: Architecture, tensors: Tensors, source: Path) -> nn.Module:
-    """The served model with these values; BatchNorm and preprocessing are folded into convolutions."""
+    """The served model with these values; BatchNorm and preprocessing are folded into
+    convolutions.
+    """
     served = _Served(architecture).eval()
     state = served.state_dict()
     tensors = {name: value for name, value in tensors.items() if not is_below(name, NOVELTY)}
     expected = {name: value.shape for name, value in state.items() if name not in _OURS}
     if expected != {name: value.shape for name, value in tensors.items()}:
         raise UsageError(
-            f"the personal model in {source} does not hold the tensors of {architecture.model}", "copy the folder again"
+            f"the personal model in {source} does not hold the tensors of {architecture.model}",
+            "copy the folder again",
         )
     for name, value in tensors.items():
         state[name].copy_(value)
-    folded = fuse(served) if any(isinstance(each, nn.BatchNorm2d) for each in served.modules()) else served
-    for prefix in (OWN,) if served.has_stem else architecture.fusion.encoders:
+    folded = (
+        fuse(served)
+        if any(isinstance(each, nn.BatchNorm2d) for each in served.modules())
+        else served
+    )
+    prefixes = (OWN,) if served.has_stem else architecture.fusion.encoders
+    for prefix in prefixes:
         _fold_scale(folded.get_submodule(prefix), architecture.preprocessing.std)
     for each in folded.modules():
         if isinstance(each, nn.ReLU | nn.ReLU6):
-            each.inplace = False  # the exporter takes apart what writes in place, half of all its time with MobileNet
+            # the exporter takes apart what writes in place, half of all its time with MobileNet
+            each.inplace = False
     return folded
 
 
 def _fold_scale(encoder: nn.Module, std: Sequence[float]) -> None:
-    """Let the first convolution take pixels 0..255, their mean subtracted: zeros, which pad them, mean the same."""
+    """Let the first convolution take pixels 0..255, their mean subtracted: zeros,
+    which pad them, mean the same.
+    """
     convolution = next(each for each in encoder.modules() if isinstance(each, nn.Conv2d))
     convolution.weight.data /= 255 * torch.tensor(std)[:, None, None]
 
 
 def trace(module: nn.Module, size: int, outputs: Sequence[str] = OUTPUTS) -> onnx.ModelProto:
-    """The graph of `module` with a dynamic batch; its initialisers carry the names of the module's tensors.
+    """The graph of `module` with a dynamic batch;
+    its initialisers carry the names of the module's tensors.
 
     `outputs` names what the module gives; it may give less than that.
     """
@@ -154,7 +178,8 @@ def trace(module: nn.Module, size: int, outputs: Sequence[str] = OUTPUTS) -> onn
 def fill_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
     """The graph as bytes, its initialisers set to the module's values, then simplified.
 
-    Only in this order: simplifying folds values into new ones, which no longer carry a tensor's name.
+    Only in this order: simplifying folds values into new ones, which no longer carry a tensor's
+    name.
     """
     filled = onnx.ModelProto()
     filled.CopyFrom(graph)

@@ -1,4 +1,6 @@
-"""Held-out images of a personal model: they calibrate its graph, and later images are compared with them."""
+"""Held-out images of a personal model: they calibrate its graph,
+and later images are compared with them.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +45,10 @@ def load(source: Path, metadata: ModelMetadata, finder: ImageFinder) -> Labelled
     found = finder.find(verdicts, metadata)
     count = 0 if found is None else len(found.labels)
     if found is None or count < MIN_IMAGES:
-        return f"{count} of {len(verdicts)} held-out images are where they were, at least {MIN_IMAGES} are needed"
+        return (
+            f"{count} of {len(verdicts)} held-out images are where they were, at least "
+            f"{MIN_IMAGES} are needed"
+        )
     return found
 
 
@@ -57,15 +62,22 @@ def run_graph(content: bytes, images: np.ndarray) -> Outputs:
     return Outputs(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-def calibrate_confidence(content: bytes, held_out: LabelledImages, metadata: ModelMetadata) -> Confidence:
-    """How sure a model may be whose graph, at temperature 1, is `content`, on a line with the default prior."""
+def calibrate_confidence(
+    content: bytes, held_out: LabelledImages, metadata: ModelMetadata
+) -> Confidence:
+    """How sure a model may be whose graph, at temperature 1, is `content`,
+    on a line with the default prior.
+    """
     probabilities = run_graph(content, held_out.images).probabilities
     logits = np.log(np.maximum(probabilities, 1e-30))
     return calibrate(logits, held_out.labels, metadata.classes, _weights(metadata))
 
 
-def build_reference(content: bytes, held_out: LabelledImages, metadata: ModelMetadata, tensors: Tensors) -> bytes:
-    """How the graph that is served sees the images, by the classes that a line with the default prior gives them.
+def build_reference(
+    content: bytes, held_out: LabelledImages, metadata: ModelMetadata, tensors: Tensors
+) -> bytes:
+    """How the graph that is served sees the images,
+    by the classes that a line with the default prior gives them.
 
     `tensors` are the personal model's.
     """
@@ -74,7 +86,9 @@ def build_reference(content: bytes, held_out: LabelledImages, metadata: ModelMet
     parts = {name: value.numpy() for name, value in strip_prefix(NOVELTY, tensors).items()}
     axes = ClassAxes(**parts) if parts else None
     classes = outputs.probabilities.shape[1]
-    return Reference.from_features(outputs.features, taken, classes, outputs.opinions, axes).encode()
+    return Reference.from_features(
+        outputs.features, taken, classes, outputs.opinions, axes
+    ).encode()
 
 
 def _weights(metadata: ModelMetadata) -> np.ndarray:

@@ -17,7 +17,9 @@ from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, Tr
 
 
 class ImageFinder:
-    """Finds images where the model says that they are, else by their content in `folder`, a plant's class folders."""
+    """Finds images where the model says that they are, else by their content in `folder`,
+    a plant's class folders.
+    """
 
     def __init__(self, folder: Path | None = None):
         entries = scan_folder(folder).entries if folder else ()
@@ -41,7 +43,10 @@ class ImageFinder:
         self, listed: Sequence[TrainingImage | HeldOutPrediction], metadata: ModelMetadata
     ) -> LabelledImages | None:
         """Those images that are still there, the same byte for byte; None if none is."""
-        found = [(each, path, pixels) for each in listed for path, pixels in self._read(each, metadata)]
+        found = []
+        for each in listed:
+            for path, pixels in self._read(each, metadata):
+                found.append((each, path, pixels))
         if not found:
             return None
         return LabelledImages(
@@ -55,7 +60,8 @@ class ImageFinder:
         self, image: TrainingImage | HeldOutPrediction, metadata: ModelMetadata
     ) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
         for path in filter(None, (Path(image.path), self._elsewhere.get(image.digest))):
-            content = checksums.read_unchanged(path, image.digest)  # it has been moved, perhaps to the finder's folder
+            # it has been moved, perhaps to the finder's folder
+            content = checksums.read_unchanged(path, image.digest)
             if content is not None:
                 with suppress(UsageError):
                     yield path, decode_image(content, metadata.preprocessing.size)

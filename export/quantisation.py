@@ -1,4 +1,6 @@
-"""fp32 graphs -> int8: static, QDQ, weights per channel, activations calibrated on images that trained the model."""
+"""fp32 graphs -> int8: static, QDQ, weights per channel,
+activations calibrated on images that trained the model.
+"""
 
 import tempfile
 from pathlib import Path
@@ -14,30 +16,35 @@ from export.weight_rounding import round_weights
 from trainer.training.seeding import generator
 
 MAX_CALIBRATION_IMAGES = 256
-# Largest difference of golden probabilities. Integer sums are the same everywhere, but the rounding after them can
-# differ by a step of 256 where another processor's kernels, or a later onnxruntime, fuse other nodes.
+# Largest difference of golden probabilities. Integer sums are the same everywhere, but the rounding
+# after them can differ by a step of 256 where another processor's kernels, or a later onnxruntime,
+# fuse other nodes.
 TOLERANCE = 0.1
 _OPERATORS = ["Conv", "Clip", "Relu", "MaxPool", "Add"]
 _PRODUCTS = ["MatMul", "Gemm"]
-_MIN_QUANTISED_WEIGHTS = 1 << 14  # smaller matrices cost little: codebooks, whose distances need full precision
+# smaller matrices cost little: codebooks, whose distances need full precision
+_MIN_QUANTISED_WEIGHTS = 1 << 14
 _ROUNDING_IMAGES = 64  # enough for rounding weights
 
 
 def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
-    """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MAX_CALIBRATION_IMAGES
-    are taken.
+    """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most
+    MAX_CALIBRATION_IMAGES are taken.
 
-    Encoders are quantised; the rest costs little and stays fp32. In transformers only products with large
-    weight matrices are quantised: not sums, LayerNorm, softmax and GELU, nor the products of two activations, whose
-    range varies between images. Images enter as the integers that they are.
+    Encoders are quantised; the rest costs little and stays fp32. In transformers only products with
+    large weight matrices are quantised: not sums, LayerNorm, softmax and GELU, nor the products of
+    two activations, whose range varies between images. Images enter as the integers that they are.
     """
     model = onnx.load_from_string(graph)
     pixels, zero = _unify_mean(model.graph)
-    del model.graph.value_info[:]  # outdated shapes, and the tracer's own, in which scalars have a dimension
+    # outdated shapes, and the tracer's own, in which scalars have a dimension
+    del model.graph.value_info[:]
     chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MAX_CALIBRATION_IMAGES])
     with tempfile.TemporaryDirectory() as folder:
-        exact, quantised = Path(folder) / "exact.onnx", Path(folder) / "int8.onnx"
-        # Optimisation would remove a temperature of 1; symbolic shape inference fails on a token expanded to the batch.
+        exact = Path(folder) / "exact.onnx"
+        quantised = Path(folder) / "int8.onnx"
+        # Optimisation would remove a temperature of 1; symbolic shape inference fails on a token
+        # expanded to the batch.
         quant_pre_process(model, exact, skip_optimization=True, skip_symbolic_shape=True)
         quantize_static(
             exact,
@@ -50,7 +57,9 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
             weight_type=QuantType.QInt8,
             nodes_to_exclude=_find_exact_nodes(model.graph),
             extra_options={
-                "TensorQuantOverrides": {pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]},
+                "TensorQuantOverrides": {
+                    pixels: [{"scale": np.array(1, np.float32), "zero_point": zero}]
+                },
                 "OpTypesToExcludeOutputQuantization": _PRODUCTS,  # they are summed in fp32
             },
         )
@@ -65,9 +74,12 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
 def _find_exact_nodes(graph: GraphProto) -> list[str]:
     """Names of the nodes that stay fp32.
 
-    From the first matrix product on, these are all but the products with large weight matrices that features depend on.
+    From the first matrix product on, these are all but the products with large weight matrices that
+    features depend on.
     """
-    many = {value.name for value in graph.initializer if np.prod(value.dims) >= _MIN_QUANTISED_WEIGHTS}
+    many = {
+        value.name for value in graph.initializer if np.prod(value.dims) >= _MIN_QUANTISED_WEIGHTS
+    }
     needed = {"features"}
     for node in reversed(graph.node):
         if needed.intersection(node.output):
@@ -99,9 +111,11 @@ class _Images(CalibrationDataReader):  # type: ignore[misc]
 
 
 def _unify_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
-    """Subtract one whole number from all channels, so that it is their zero point, and correct biases for it.
+    """Subtract one whole number from all channels, so that it is their zero point,
+    and correct biases for it.
 
-    Results differ a little from the exported graph at the border only, which is padded with that number.
+    Results differ a little from the exported graph at the border only, which is padded with that
+    number.
 
     Returns:
         The name of the difference, and the number.
@@ -114,7 +128,9 @@ def _unify_mean(graph: GraphProto) -> tuple[str, NDArray[np.uint8]]:
     for node in graph.node:
         if subtract.output[0] in node.input:
             _, weight, *bias = (values.get(name) for name in node.input)
-            missing = (numpy_helper.to_array(weight) * (zero - mean)).sum((1, 2, 3)).astype(np.float32)
+            missing = (
+                (numpy_helper.to_array(weight) * (zero - mean)).sum((1, 2, 3)).astype(np.float32)
+            )
             if bias:
                 _set_value(bias[0], numpy_helper.to_array(bias[0]) + missing)
             else:  # it was zero
@@ -128,9 +144,16 @@ def _set_value(value: TensorProto, array: NDArray[np.float32]) -> None:
 
 
 def _feed_integers(graph: GraphProto, pixels: str) -> None:
-    """Remove the nodes that convert pixels to floats, subtract their zero and quantise them again: a round trip."""
-    made_by = {output: node for node in graph.node for output in node.output}
-    quantise = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == pixels)
+    """Remove the nodes that convert pixels to floats,
+    subtract their zero and quantise them again: a round trip.
+    """
+    made_by = {}
+    for producer in graph.node:
+        for output in producer.output:
+            made_by[output] = producer
+    quantise = next(
+        node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == pixels
+    )
     subtract = made_by[pixels]
     cast = made_by[subtract.input[0]]
     for node in graph.node:
@@ -139,28 +162,40 @@ def _feed_integers(graph: GraphProto, pixels: str) -> None:
                 node.input[place] = cast.input[0]
     for node in (quantise, subtract, cast):
         graph.node.remove(node)
-    graph.initializer.remove(next(value for value in graph.initializer if value.name == subtract.input[1]))
+    graph.initializer.remove(
+        next(value for value in graph.initializer if value.name == subtract.input[1])
+    )
 
 
 def _separate_readers(graph: GraphProto) -> None:
-    """Give every reader of int8 weights a copy of its own; a head and the maps of two encoders share theirs.
+    """Give every reader of int8 weights a copy of its own;
+    a head and the maps of two encoders share theirs.
 
-    On processors without VNNI, onnxruntime (1.31) converts weights to unsigned once for each reader, and fails to load
-    a graph where that makes two of one name.
+    On processors without VNNI, onnxruntime (1.31) converts weights to unsigned once for each
+    reader, and fails to load a graph where that makes two of one name.
     """
     values = {value.name: value for value in graph.initializer}
     int8 = {name for name, value in values.items() if value.data_type == TensorProto.INT8}
     nodes: list[NodeProto] = []
     for node in graph.node:
         nodes.append(node)
-        given = node.output[0] if node.op_type == "DequantizeLinear" and node.input[0] in int8 else None
-        readers = [(each, place) for each in graph.node for place, name in enumerate(each.input) if name == given]
+        given = (
+            node.output[0] if node.op_type == "DequantizeLinear" and node.input[0] in int8 else None
+        )
+        readers = []
+        for each in graph.node:
+            for position, read in enumerate(each.input):
+                if read == given:
+                    readers.append((each, position))
         for number, (reader, place) in enumerate(readers[1:], 1):
             (own := NodeProto()).CopyFrom(node)
-            own.name, own.output[0] = f"{node.name}_{number}", f"{node.output[0]}_{number}"
+            own.name = f"{node.name}_{number}"
+            own.output[0] = f"{node.output[0]}_{number}"
             for which, name in enumerate(node.input):
                 own.input[which] = f"{name}_{number}"
-                graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(values[name]), own.input[which]))
+                graph.initializer.append(
+                    numpy_helper.from_array(numpy_helper.to_array(values[name]), own.input[which])
+                )
             reader.input[place] = own.output[0]
             nodes.append(own)
     del graph.node[:]

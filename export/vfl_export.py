@@ -33,30 +33,45 @@ _LONG = 3  # times as long as the last round: rounds pause
 class ExportSchedule:
     """The rounds after which a bundle is written: about every half minute, and once rounds pause.
 
-    Sensors and head each take the rounds that are multiples of 1, 2, 4, 8, ..., the least that lasts `seconds`; so
-    those of unequal speed meet in most of their rounds, and their models belong together.
+    Sensors and head each take the rounds that are multiples of 1, 2, 4, 8, ..., the least that
+    lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong
+    together.
     """
 
     def __init__(self, seconds: float = EXPORT_INTERVAL):
         self._seconds = seconds
-        self._newest, self._moved, self._lasted = (
-            0,
-            time.monotonic(),
-            0.0,
-        )  # the newest round, its end, how long it took
-        self._step, self._turn = 1, self._moved  # when the last one was taken that is such a multiple
-        self._written, self._when = 0, -inf  # the round of the newest bundle
+        # the newest round, its end, how long it took
+        self._newest = 0
+        self._moved = time.monotonic()
+        self._lasted = 0.0
+        # when the last one was taken that is such a multiple
+        self._step = 1
+        self._turn = self._moved
+        # the round of the newest bundle
+        self._written = 0
+        self._when = -inf
 
     def due(self, round_: int, *, last: bool = False) -> bool:
-        """Whether a bundle is due, to be asked after each round and from time to time; at the `last` call it is."""
-        now, is_new = time.monotonic(), round_ != self._newest
+        """Whether a bundle is due, to be asked after each round and from time to time;
+        at the `last` call it is.
+        """
+        now = time.monotonic()
+        is_new = round_ != self._newest
         if is_new:
-            self._newest, self._moved, self._lasted = round_, now, now - self._moved
+            self._newest = round_
+            self._lasted = now - self._moved
+            self._moved = now
         if round_ in (0, self._written):
             return False
-        due = last or (self._is_turn(round_, now) if is_new else self._has_paused(now))
+        if last:
+            due = True
+        elif is_new:
+            due = self._is_turn(round_, now)
+        else:
+            due = self._has_paused(now)
         if due:
-            self._written, self._when = round_, now
+            self._written = round_
+            self._when = now
         return due
 
     def _is_turn(self, round_: int, now: float) -> bool:
@@ -72,17 +87,35 @@ class ExportSchedule:
         return True
 
     def _has_paused(self, now: float) -> bool:
-        return now - self._moved >= max(_PAUSE, _LONG * self._lasted) and now - self._when >= self._seconds
+        return (
+            now - self._moved >= max(_PAUSE, _LONG * self._lasted)
+            and now - self._when >= self._seconds
+        )
 
 
 class SensorBundleWriter:
-    """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called as Deploy says."""
+    """Writes a sensor's bundles into `folder`, signed if there is a `signer`:
+    to be called as Deploy says.
+    """
 
-    def __init__(self, folder: Path, rows: RowFile, signer: Signer | None = None, seconds: float = EXPORT_INTERVAL):
-        self._folder, self._rows, self._signer, self._pace = folder, rows, signer, ExportSchedule(seconds)
+    def __init__(
+        self,
+        folder: Path,
+        rows: RowFile,
+        signer: Signer | None = None,
+        seconds: float = EXPORT_INTERVAL,
+    ):
+        self._folder = folder
+        self._rows = rows
+        self._signer = signer
+        self._pace = ExportSchedule(seconds)
 
-    def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
-        """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
+    def __call__(
+        self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool
+    ) -> None:
+        """Write one if it is time; if that fails, training goes on,
+        and the last one stays in effect.
+        """
         if self._pace.due(round_, last=last):
             with _log_failure(round_):
                 self._write(spec, round_, sensor, scaling)
@@ -92,7 +125,9 @@ class SensorBundleWriter:
         shape = (len(rows.columns), spec.cycles)
         size = embedding_size(spec.network, shape)
         graph = build_sensor_graph(sensor.model, shape, size, scaling)
-        about = _describe(spec, round_, sensor.name, "sensor", [EmbeddingSource(name=sensor.name, size=size)])
+        about = _describe(
+            spec, round_, sensor.name, "sensor", [EmbeddingSource(name=sensor.name, size=size)]
+        )
         assert sensor.extent, "a sensor's bundle follows a round"
         low, high, deviation = sensor.extent
         about = replace(
@@ -104,19 +139,27 @@ class SensorBundleWriter:
             high=tuple(high.tolist()),
             deviation=deviation,
         )
-        write_bundle(
-            self._folder, about, {"sensor": graph.content}, graph.golden, self._signer.own() if self._signer else None
-        )
+        signer = self._signer.own() if self._signer else None
+        write_bundle(self._folder, about, {"sensor": graph.content}, graph.golden, signer)
 
 
 class HeadBundleWriter:
-    """Writes the head's bundles, likewise, with the agent that decides local iterations, if one does."""
+    """Writes the head's bundles, likewise, with the agent that decides local iterations,
+    if one does.
+    """
 
-    def __init__(self, folder: Path, signer: Signer | None = None, seconds: float = EXPORT_INTERVAL):
-        self._folder, self._signer, self._pace = folder, signer, ExportSchedule(seconds)
+    def __init__(
+        self, folder: Path, signer: Signer | None = None, seconds: float = EXPORT_INTERVAL
+    ):
+        self._folder = folder
+        self._signer = signer
+        self._pace = ExportSchedule(seconds)
 
-    def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
-        """Write one if it is time; `embeddings` [N, D_k] of this round, denoised, say what stands in for absent ones.
+    def __call__(
+        self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool
+    ) -> None:
+        """Write one if it is time; `embeddings` [N, D_k] of this round, denoised,
+        say what stands in for absent ones.
 
         If that fails, training goes on, and the last one stays in effect.
         """
@@ -128,10 +171,19 @@ class HeadBundleWriter:
         sizes = [each.shape[1] for each in embeddings]
         values = [float(name) for name in spec.classes] if spec.reading == "expectation" else None
         graph = build_head_graph(head, sizes, _fit_imputation(embeddings), values)
-        sensors = [EmbeddingSource(name=name, size=size) for name, size in zip(spec.sensors, sizes, strict=True)]
+        sensors = [
+            EmbeddingSource(name=name, size=size)
+            for name, size in zip(spec.sensors, sizes, strict=True)
+        ]
         about = _describe(spec, round_, COORDINATOR, "head", sensors)
         signing = self._signer.own() if self._signer else None
-        write_bundle(self._folder, about, {"head": graph.content, **_load_policy(spec)}, graph.golden, signing)
+        write_bundle(
+            self._folder,
+            about,
+            {"head": graph.content, **_load_policy(spec)},
+            graph.golden,
+            signing,
+        )
 
 
 @contextmanager
@@ -148,7 +200,9 @@ def _load_policy(spec: VflSpec) -> dict[str, bytes]:
 
 
 def _fit_imputation(embeddings: Sequence[Tensor]) -> Imputation:
-    """By ridge regression from these embeddings; by their means where they are too long for that."""
+    """By ridge regression from these embeddings;
+    by their means where they are too long for that.
+    """
     sizes = [each.shape[1] for each in embeddings]
     if sum(sizes) > LARGEST:
         return impute_means(torch.cat(list(embeddings), 1).mean(0), sizes)
@@ -159,7 +213,11 @@ def _fit_imputation(embeddings: Sequence[Tensor]) -> Imputation:
 
 
 def _describe(
-    spec: VflSpec, round_: int, node: str, role: Literal["sensor", "head"], sensors: Sequence[EmbeddingSource]
+    spec: VflSpec,
+    round_: int,
+    node: str,
+    role: Literal["sensor", "head"],
+    sensors: Sequence[EmbeddingSource],
 ) -> Description:
     return Description(
         federation=spec.federation,

@@ -1,4 +1,6 @@
-"""ONNX graphs of sensors and head, put together node by node: a run writes them every half minute."""
+"""ONNX graphs of sensors and head, put together node by node:
+a run writes them every half minute.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
@@ -18,15 +20,19 @@ from export.parity import BATCHES, TOLERANCE, open_session
 from trainer.vfl.algorithm import Head
 from trainer.vfl.networks import ClipNorm
 
-_OPSET, _IR = 20, 10
+_OPSET = 20
+_IR = 10
 _REMEDY = "report it, with the network's name"
 _DIVERGED = "train again with a smaller learning rate"
-_EXACT = 1 << 22  # weights over all patterns of presence; of more, absent embeddings are filled by their means
+# weights over all patterns of presence; of more, absent embeddings are filled by their means
+_EXACT = 1 << 22
 _MAX_PATTERNS = 256  # of presence that are compared with torch
 
 
 Imputation = Callable[[tuple[bool, ...]], tuple[Tensor, Tensor]]
-"""For a pattern of presence: matrix [D, D] and offset [D] that fill embeddings, zeros where a sensor is absent."""
+"""For a pattern of presence: matrix [D, D] and offset [D] that fill embeddings,
+zeros where a sensor is absent.
+"""
 
 Arrays = dict[str, NDArray[Any]]  # arrays by the names of a graph's inputs, or of its outputs too
 
@@ -71,8 +77,11 @@ class _Builder:
             case nn.Linear():
                 return self.add("Gemm", source, *self._weights(module), transB=1)
             case nn.Conv1d() | nn.Conv2d():
-                strides, pads = list(module.stride), [int(each) for each in module.padding]
-                return self.add("Conv", source, *self._weights(module), strides=strides, pads=[*pads, *pads])
+                strides = list(module.stride)
+                pads = [int(each) for each in module.padding]
+                return self.add(
+                    "Conv", source, *self._weights(module), strides=strides, pads=[*pads, *pads]
+                )
             case nn.MaxPool2d():
                 side = module.kernel_size
                 assert isinstance(side, int)
@@ -82,33 +91,48 @@ class _Builder:
             case ClipNorm():
                 length = self.value(np.array([[module.length]], np.float32))
                 norm = self.add("ReduceL2", source, self.value(np.array([1], np.int64)), keepdims=1)
-                return self.add("Mul", source, self.add("Div", length, self.add("Max", norm, length)))
+                return self.add(
+                    "Mul", source, self.add("Div", length, self.add("Max", norm, length))
+                )
             case nn.Flatten():
                 return self.add("Flatten", source)
         raise VflParityError(f"a layer {type(module).__name__} cannot be exported as ONNX", _REMEDY)
 
     def _weights(self, layer: nn.Module) -> Iterator[str]:
         yield from (
-            self.value(each.detach().numpy()) for each in (layer.weight, layer.bias) if isinstance(each, Tensor)
+            self.value(each.detach().numpy())
+            for each in (layer.weight, layer.bias)
+            if isinstance(each, Tensor)
         )
 
-    def finish(self, inputs: Sequence[onnx.ValueInfoProto], outputs: dict[str, str], size: dict[str, int]) -> bytes:
-        """The graph; `outputs` are names -> what they are called inside, `size` those of [N, size]; others are [N]."""
+    def finish(
+        self, inputs: Sequence[onnx.ValueInfoProto], outputs: dict[str, str], size: dict[str, int]
+    ) -> bytes:
+        """The graph; `outputs` are names -> what they are called inside,
+        `size` those of [N, size]; others are [N].
+        """
         for name, inner in outputs.items():
             self._nodes.append(helper.make_node("Identity", [inner], [name]))
-        described = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *([size[name]] if name in size else [])])
-            for name in outputs
-        ]
+        described = []
+        for output in outputs:
+            width = [size[output]] if output in size else []
+            described.append(
+                helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", *width])
+            )
         graph = helper.make_graph(self._nodes, "vfl", inputs, described, self._values)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR
+        )
         return bytes(model.SerializeToString())
 
 
-def build_sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scaling: Scaling) -> Checked:
+def build_sensor_graph(
+    model: nn.Module, shape: Sequence[int], size: int, scaling: Scaling
+) -> Checked:
     """`samples` raw float32 [N, cells, ...] -> `embedding` [N, size]; checked against torch.
 
-    A row's cells are the `shape`'s columns, and settings that are no features behind them, if `scaling` has such.
+    A row's cells are the `shape`'s columns, and settings that are no features behind them, if
+    `scaling` has such.
 
     Raises:
         VflParityError: onnxruntime computes something else.
@@ -134,16 +158,26 @@ def _add_scaling(build: _Builder, scaling: Scaling, shape: Sequence[int]) -> str
     """What `scaling` does, as nodes; return the name of the output [N, *shape]."""
     if not len(scaling.settings):
         mean, deviation = (
-            build.value(each.reshape(-1, *[1] * (len(shape) - 1))) for each in (scaling.mean, scaling.deviation)
+            build.value(each.reshape(-1, *[1] * (len(shape) - 1)))
+            for each in (scaling.mean, scaling.deviation)
         )
         return build.add("Div", build.add("Sub", "samples", mean), deviation)
-    settings = build.add("Gather", "samples", build.value(scaling.settings), axis=1)  # [N, S, cycles]
+    # [N, S, cycles]
+    settings = build.add("Gather", "samples", build.value(scaling.settings), axis=1)
     apart = build.add("Unsqueeze", settings, build.value(np.array([1])))
-    difference = build.add("Sub", apart, build.value(scaling.conditions[None, :, :, None]))  # [N, C, S, cycles]
-    distance = build.add("ReduceSum", build.add("Mul", difference, difference), build.value(np.array([2])), keepdims=0)
+    # [N, C, S, cycles]
+    difference = build.add("Sub", apart, build.value(scaling.conditions[None, :, :, None]))
+    distance = build.add(
+        "ReduceSum",
+        build.add("Mul", difference, difference),
+        build.value(np.array([2])),
+        keepdims=0,
+    )
     which = build.add("ArgMin", distance, axis=1, keepdims=0)  # [N, cycles]
     mean, deviation = (
-        build.add("Transpose", build.add("Gather", build.value(each), which, axis=0), perm=[0, 2, 1])
+        build.add(
+            "Transpose", build.add("Gather", build.value(each), which, axis=0), perm=[0, 2, 1]
+        )
         for each in (scaling.mean, scaling.deviation)
     )
     columns = build.add("Gather", "samples", build.value(np.arange(shape[0])), axis=1)
@@ -154,34 +188,45 @@ def _draw_samples(random: np.random.Generator, scaling: Scaling, shape: Sequence
     """Raw samples [N, cells, ...] as they may come, of all conditions."""
     count, cells, *others = shape
     which = random.integers(len(scaling.conditions), size=(count, *others))
-    mean, deviation = (np.atleast_2d(each)[which] for each in (scaling.mean, scaling.deviation))  # [N, ..., columns]
+    # [N, ..., columns]
+    mean, deviation = (np.atleast_2d(each)[which] for each in (scaling.mean, scaling.deviation))
     rows = np.zeros((count, *others, cells), np.float32)
     rows[..., : mean.shape[-1]] = random.normal(0, 1, mean.shape) * deviation + mean
     rows[..., scaling.settings] = scaling.conditions[which]
     return np.ascontiguousarray(np.moveaxis(rows, -1, 1))
 
 
-def build_head_graph(head: Head, sizes: Sequence[int], fill: Imputation, values: Sequence[float] | None) -> Checked:
-    """`embedding_k` float32 [N, D_k] as received and `present` bool [N, K] -> `probabilities` [N, C].
+def build_head_graph(
+    head: Head, sizes: Sequence[int], fill: Imputation, values: Sequence[float] | None
+) -> Checked:
+    """`embedding_k` float32 [N, D_k] as received and `present` bool [N,
+    K] -> `probabilities` [N, C].
 
-    `fill` says how absent embeddings follow from present ones, denoised. With `values`, a number for each class, there
-    is `expectation` [N] besides. VflParityError as above.
+    `fill` says how absent embeddings follow from present ones, denoised. With `values`, a number
+    for each class, there is `expectation` [N] besides. VflParityError as above.
     """
-    build, count = _Builder(), len(sizes)
+    build = _Builder()
+    count = len(sizes)
     exact = sum(sizes) * max(sum(sizes), head.model.out_features) << count <= _EXACT
     fill = fill if exact else impute_means(fill((False,) * count)[1], sizes)
-    clean = [
-        build.call(denoiser, f"embedding_{index}")
-        if (denoiser := head.denoiser.plain_layers(index))
-        else f"embedding_{index}"
-        for index in range(count)
-    ]
+    clean = []
+    for index in range(count):
+        denoised = (
+            build.call(denoiser, f"embedding_{index}")
+            if (denoiser := head.denoiser.plain_layers(index))
+            else f"embedding_{index}"
+        )
+        clean.append(denoised)
     owners = np.repeat(np.eye(count, dtype=np.float32), sizes, axis=1)  # [K, sum of D_k]
     there = build.add("Cast", "present", to=TensorProto.FLOAT)
     mask = build.add("Cast", build.add("MatMul", there, build.value(owners)), to=TensorProto.BOOL)
     stand_in = np.zeros((1, 1), np.float32) if exact else fill((False,) * count)[1].numpy()[None]
     features = build.add("Where", mask, build.add("Concat", *clean, axis=1), build.value(stand_in))
-    logits = _add_logits(build, head.model, features, there, fill, count) if exact else build.call(head.model, features)
+    logits = (
+        _add_logits(build, head.model, features, there, fill, count)
+        if exact
+        else build.call(head.model, features)
+    )
     outputs = {"probabilities": build.add("Softmax", logits, axis=1)}
     if values:
         column = build.value(np.array(values, np.float32)[:, None])
@@ -197,12 +242,15 @@ def build_head_graph(head: Head, sizes: Sequence[int], fill: Imputation, values:
     def expected(given: Arrays) -> list[Array]:
         received = [torch.from_numpy(given[f"embedding_{index}"]) for index in range(count)]
         rows = []
-        for row, present in zip(torch.cat(head.denoiser(received), 1), given["present"].tolist(), strict=True):
+        for row, present in zip(
+            torch.cat(head.denoiser(received), 1), given["present"].tolist(), strict=True
+        ):
             matrix, offset = fill(tuple(present))
             known = torch.from_numpy(np.repeat(present, sizes))
             rows.append(torch.where(known, row, torch.where(known, row, 0.0) @ matrix + offset))
         probabilities = torch.softmax(head.logits([torch.stack(rows)]), 1).numpy()
-        return [probabilities, *([probabilities @ np.array(values, np.float32)] if values else [])]
+        expected_value = [probabilities @ np.array(values, np.float32)] if values else []
+        return [probabilities, *expected_value]
 
     return Checked(content, _compare(content, list(_make_cases(sizes)), expected))
 
@@ -217,21 +265,32 @@ def impute_means(means: Tensor, sizes: Sequence[int]) -> Imputation:
     return fill
 
 
-def _add_logits(build: _Builder, head: nn.Linear, known: str, there: str, fill: Imputation, count: int) -> str:
+def _add_logits(
+    build: _Builder, head: nn.Linear, known: str, there: str, fill: Imputation, count: int
+) -> str:
     """What the head makes of embeddings [N, sum of D_k], zeros where a sensor is absent.
 
-    Filling them is linear, as the head is: so each pattern of presence has a head of its own, and a row takes its.
+    Filling them is linear, as the head is: so each pattern of presence has a head of its own, and a
+    row takes its.
     """
     patterns = list(product([False, True], repeat=count))
-    heads, biases = [], []
+    heads = []
+    biases = []
     for matrix, offset in map(fill, patterns):
         heads.append(matrix @ head.weight.detach().T)
         biases.append(head(offset).detach())
-    every = build.add("Gemm", known, build.value(torch.cat(heads, 1).numpy()), build.value(torch.cat(biases).numpy()))
+    every = build.add(
+        "Gemm",
+        known,
+        build.value(torch.cat(heads, 1).numpy()),
+        build.value(torch.cat(biases).numpy()),
+    )
     shape = np.array([-1, len(patterns), head.out_features], np.int64)
     powers = 2.0 ** np.arange(count - 1, -1, -1, dtype=np.float32)[:, None]
     which = build.add("Cast", build.add("MatMul", there, build.value(powers)), to=TensorProto.INT64)
-    return build.add("GatherND", build.add("Reshape", every, build.value(shape)), which, batch_dims=1)
+    return build.add(
+        "GatherND", build.add("Reshape", every, build.value(shape)), which, batch_dims=1
+    )
 
 
 def _make_cases(sizes: Sequence[int]) -> Iterator[Arrays]:
@@ -243,18 +302,26 @@ def _make_cases(sizes: Sequence[int]) -> Iterator[Arrays]:
             f"embedding_{index}": random.normal(0, 1, (count, size)).astype(np.float32)
             for index, size in enumerate(sizes)
         }
-        yield given | {"present": patterns if count == len(patterns) else random.random((count, len(sizes))) < 0.5}
+        present = patterns if count == len(patterns) else random.random((count, len(sizes))) < 0.5
+        yield given | {"present": present}
 
 
-def _compare(content: bytes, cases: Sequence[Arrays], expected: Callable[[Arrays], list[Array]]) -> Arrays:
+def _compare(
+    content: bytes, cases: Sequence[Arrays], expected: Callable[[Arrays], list[Array]]
+) -> Arrays:
     """Inputs and outputs of the last case; VflParityError unless all outputs are those of torch."""
     run = open_session(content)
     names = [each.name for each in run.get_outputs()]
     for given in cases:
-        found, wanted = run.run(names, given), expected(given)
+        found = run.run(names, given)
+        wanted = expected(given)
         for name, one, other in zip(names, found, wanted, strict=True):
             if not np.isfinite(other).all():
-                raise VflParityError(f"the trained model gives {name} that are not finite", _DIVERGED)
-            if one.shape != other.shape or not np.all(np.abs(one - other) <= TOLERANCE * max(1, np.abs(other).max())):
+                raise VflParityError(
+                    f"the trained model gives {name} that are not finite", _DIVERGED
+                )
+            if one.shape != other.shape or not np.all(
+                np.abs(one - other) <= TOLERANCE * max(1, np.abs(other).max())
+            ):
                 raise VflParityError(f"the ONNX graph gives other {name} than torch", _REMEDY)
     return {**given, **dict(zip(names, wanted, strict=True))}

@@ -1,4 +1,7 @@
-"""The papers' experiments, their results, and one-off studies. Not in the wheel: `python -m research`."""
+"""The papers' experiments, their results, and one-off studies.
+
+Not in the wheel: `python -m research`.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""`python -m research`: the experiments of three papers, and agents that decide local iterations."""
+"""`python -m research`: the experiments of three papers,
+and agents that decide local iterations.
+"""
 
 import signal
 import sys
@@ -32,20 +34,39 @@ RESULTS = Path("research/results")
 PRESETS = "quick: to try it; cpu: hours on two cores; full: as the paper, for a GPU"
 NumberOfRounds = Annotated[int, typer.Option(min=0, help=ROUNDS, show_default="the preset's")]
 Seeds = Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default="the preset's")]
-Store = Annotated[Path, typer.Option(help="Folder of results; what is finished there is not run again.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")]
-Ray = Annotated[str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")]
-Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where nodes train; on a GPU with one worker by default.")]
+Store = Annotated[
+    Path, typer.Option(help="Folder of results; what is finished there is not run again.")
+]
+Workers = Annotated[
+    int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")
+]
+Ray = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's."
+    ),
+]
+Device = Annotated[
+    Literal["cpu", "cuda"],
+    typer.Option(help="Where nodes train; on a GPU with one worker by default."),
+]
 Again = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="Only run this finished cell again (its key in cells.jsonl), and compare."),
+    typer.Option(
+        metavar="KEY",
+        help="Only run this finished cell again (its key in cells.jsonl), and compare.",
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")
+]
 
 app = typer.Typer(
     name="research",
-    help="The experiments of three papers: each runs what is missing of a grid, then prints its tables and draws its "
-    "figure. If stopped or killed, it resumes when it is started again.",
+    help=(
+        "The experiments of three papers: each runs what is missing of a grid, then prints its "
+        "tables and draws its figure. If stopped or killed, it resumes when it is started again."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -53,25 +74,36 @@ app = typer.Typer(
 )
 
 
-@app.command(epilog="Example: python -m research afedcl table2 --preset quick --data neu=NEU-CLS/ --data xsdd=X-SDD/")
+@app.command(
+    epilog=(
+        "Example: python -m research afedcl table2 --preset quick --data neu=NEU-CLS/ --data "
+        "xsdd=X-SDD/"
+    )
+)
 def afedcl(
     name: Annotated[
         str,
         typer.Argument(
-            help="table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around, codecs, private, "
-            "private_training; tune before them; or factors.",
+            help=(
+                "table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around, codecs, "
+                "private, private_training; tune before them; or factors."
+            ),
             show_default=False,
         ),
     ],
     data: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=FOLDER", help=f"Class folders of a data set: {', '.join(DATASETS)}.", show_default=False
+            metavar="NAME=FOLDER",
+            help=f"Class folders of a data set: {', '.join(DATASETS)}.",
+            show_default=False,
         ),
     ],
     preset: Annotated[
         Literal["quick", "cpu", "paper", "full"],
-        typer.Option(help=f"{PRESETS}; paper: as cpu, with the paper's learning rate and draw of classes."),
+        typer.Option(
+            help=f"{PRESETS}; paper: as cpu, with the paper's learning rate and draw of classes."
+        ),
     ] = "quick",
     model: Annotated[str, typer.Option(help="Backbone.")] = "mobilenet_v2",
     weights: Annotated[
@@ -83,7 +115,10 @@ def afedcl(
         ),
     ] = [],
     size: Annotated[
-        int, typer.Option(min=0, help="Width and height of images, pixels.", show_default="the preset's")
+        int,
+        typer.Option(
+            min=0, help="Width and height of images, pixels.", show_default="the preset's"
+        ),
     ] = 0,
     rounds: NumberOfRounds = 0,
     seeds: Seeds = 0,
@@ -116,12 +151,16 @@ def afedcl(
     _run(AFEDCL, order, dry_run=dry_run, again=again, quiet=quiet, as_json=as_json)
 
 
-@app.command(epilog="Example: python -m research fedtfi table2 --preset quick --data kth=KTH-TIPS2-a/")
+@app.command(
+    epilog="Example: python -m research fedtfi table2 --preset quick --data kth=KTH-TIPS2-a/"
+)
 def fedtfi(
     name: Annotated[
         str,
         typer.Argument(
-            help="table2, table4, fig6 to fig10, fuse, leak, negatives, consensus; tune before them.",
+            help=(
+                "table2, table4, fig6 to fig10, fuse, leak, negatives, consensus; tune before them."
+            ),
             show_default=False,
         ),
     ],
@@ -129,15 +168,20 @@ def fedtfi(
         list[str],
         typer.Option(
             metavar="NAME=FOLDER",
-            help="Class folders of a data set: kth (with folders sample_a to sample_d); neu and xsdd together.",
+            help=(
+                "Class folders of a data set: kth (with folders sample_a to sample_d); neu and "
+                "xsdd together."
+            ),
             show_default=False,
         ),
     ],
     preset: Annotated[
         Literal["quick", "cpu", "sgd", "pieces", "full"],
         typer.Option(
-            help=f"{PRESETS}; sgd: as quick, all with the paper's optimiser; pieces: as quick, whole pieces of cloth "
-            "held out."
+            help=(
+                f"{PRESETS}; sgd: as quick, all with the paper's optimiser; pieces: as quick, "
+                "whole pieces of cloth held out."
+            )
         ),
     ] = "quick",
     weights: Annotated[
@@ -178,13 +222,19 @@ def fedtfi(
 
 
 @app.command(
-    epilog="Example: python -m research dao-vfl fig6 --preset quick --data cmapss=cmapss/ --data cifar10=cifar10.npz"
+    epilog=(
+        "Example: python -m research dao-vfl fig6 --preset quick --data cmapss=cmapss/ --data "
+        "cifar10=cifar10.npz"
+    )
 )
 def dao_vfl(
     name: Annotated[
         str,
         typer.Argument(
-            help="fig4, fig6, fig7, fig8, fig9, fig10, regret or central; tune, and curve, before them.",
+            help=(
+                "fig4, fig6, fig7, fig8, fig9, fig10, regret or central; tune, and curve, "
+                "before them."
+            ),
             show_default=False,
         ),
     ],
@@ -192,18 +242,28 @@ def dao_vfl(
         list[str],
         typer.Option(
             metavar="NAME=PATH",
-            help="cmapss, cmapss_fd001, cmapss_fd003 or cmapss_fd004: folder of NASA's files; cifar10: NPZ file.",
+            help=(
+                "cmapss, cmapss_fd001, cmapss_fd003 or cmapss_fd004: folder of NASA's files; "
+                "cifar10: NPZ file."
+            ),
             show_default=False,
         ),
     ],
     preset: Annotated[
         Literal["quick", "cpu", "minibatch", "full"],
-        typer.Option(help=f"{PRESETS}; minibatch: as cpu, with 32 steps an iteration (CIFAR-10: 8) instead of one."),
+        typer.Option(
+            help=(
+                f"{PRESETS}; minibatch: as cpu, with 32 steps an iteration (CIFAR-10: 8) instead "
+                "of one."
+            )
+        ),
     ] = "quick",
     agents: Annotated[
         list[Path],
         typer.Option(
-            "--agent", help="Trained by python -m research agent, for fig8 to fig10.", show_default="rules only"
+            "--agent",
+            help="Trained by python -m research agent, for fig8 to fig10.",
+            show_default="rules only",
         ),
     ] = [],
     rounds: NumberOfRounds = 0,
@@ -233,19 +293,28 @@ def dao_vfl(
     _run(DAO_VFL, order, dry_run=dry_run, again=again, quiet=quiet, as_json=as_json)
 
 
-@app.command(epilog="Example: python -m research agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
+@app.command(
+    epilog="Example: python -m research agent --sensors 2 --iterations 5 --out agent.onnx --seed 0"
+)
 def agent(
-    out: Annotated[Path, typer.Option(help="File for the agent, .onnx; its checkpoint is the .zip beside it.")],
+    out: Annotated[
+        Path, typer.Option(help="File for the agent, .onnx; its checkpoint is the .zip beside it.")
+    ],
     sensors: Annotated[int, typer.Option(min=1, max=64, help="Simulated sensors.")] = 2,
-    iterations: Annotated[int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")] = 5,
+    iterations: Annotated[
+        int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")
+    ] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of an episode.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
     data: Annotated[
-        Literal["cmapss", "cifar10"], typer.Option(help="Data set whose learning curve it learns from.")
+        Literal["cmapss", "cifar10"],
+        typer.Option(help="Data set whose learning curve it learns from."),
     ] = "cmapss",
     measured: Annotated[
         Path | None,
-        typer.Option(help="A head's state folder: learn from its measured timings.", show_default="simulate"),
+        typer.Option(
+            help="A head's state folder: learn from its measured timings.", show_default="simulate"
+        ),
     ] = None,
     seed: Seed = 0,
     threads: Threads = 1,
@@ -253,9 +322,11 @@ def agent(
     as_json: Events = False,
     config: Config = None,  # noqa: ARG001  (its callback has read it)
 ) -> None:
-    """Train an agent that decides the sensors' local iterations: edge-node vfl coordinate --policy FILE.
+    """Train an agent that decides the sensors' local iterations:
+    edge-node vfl coordinate --policy FILE.
 
-    If stopped or killed, it resumes from its checkpoint when it is started again with the same --out.
+    If stopped or killed, it resumes from its checkpoint when it is started again with the same
+    --out.
     """
     import torch
     from rich.console import Console
@@ -267,7 +338,9 @@ def agent(
     from trainer.vfl.policies.latency import SimulatedTimings
 
     if out.suffix != ".onnx":
-        raise UsageError(f"an agent is an .onnx file, {out} is none", "write for example --out agent.onnx")
+        raise UsageError(
+            f"an agent is an .onnx file, {out} is none", "write for example --out agent.onnx"
+        )
     torch.set_num_threads(threads)
     source = read(measured) if measured else SimulatedTimings(sensors)
     with _bar(steps, shown=not (quiet or as_json)) as update:
@@ -288,14 +361,24 @@ def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int, float], None]]:
 
     with Progress(console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
         task = bar.add_task("training", total=total)
-        yield lambda done, reward: bar.update(task, completed=done, description=f"training, {reward:+.2f} a round")
+        yield lambda done, reward: bar.update(
+            task, completed=done, description=f"training, {reward:+.2f} a round"
+        )
 
 
 def _paths(given: list[str], example: str) -> dict[str, Path]:
     return {name: Path(path) for name, path in parse_pairs(given, "--data", example).items()}
 
 
-def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, again: str | None, quiet: bool, as_json: bool) -> None:
+def _run(
+    paper: "Paper[O, C, F]",
+    order: "O",
+    *,
+    dry_run: bool,
+    again: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Run what is missing of an experiment, then report it; EdgeNodeError if a cell failed."""
     import msgspec
     from rich.console import Console
@@ -310,14 +393,22 @@ def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, again: str | Non
             show(progress.Step(what=f"running {again} again"))
             repeated = experiment.run_again(again)
             text = experiment.describe_again(repeated)
-            show(progress.Result(result={"key": repeated.stored.key, "same": repeated.is_same, "text": text}))
+            show(
+                progress.Result(
+                    result={"key": repeated.stored.key, "same": repeated.is_same, "text": text}
+                )
+            )
             if not as_json:
                 print(text)
             raise typer.Exit(0 if repeated.is_same else 1)
         failed = [] if dry_run else experiment.run(show)
         state = experiment.state()
         files = [] if dry_run else experiment.report(Console(quiet=as_json))
-        outcome = {**msgspec.to_builtins(state), "failed": len(failed), "files": [str(file) for file in files]}
+        outcome = {
+            **msgspec.to_builtins(state),
+            "failed": len(failed),
+            "files": [str(file) for file in files],
+        }
         show(progress.Result(result=outcome))
     if not as_json:
         print(experiment.describe(state), *files, sep="\n")

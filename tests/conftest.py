@@ -29,8 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 os.environ["PATH"] += f"{os.pathsep}{UNPACKED}"
 
-# Hypothesis tries the same examples each time, as in its own profile for continuous integration; `make chaos` tries
-# others. How long one takes says nothing on a busy machine.
+# Hypothesis tries the same examples each time, as in its own profile for continuous integration;
+# `make chaos` tries others. How long one takes says nothing on a busy machine.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("others", deadline=None, max_examples=1000)
 settings.load_profile("same")
@@ -39,7 +39,8 @@ settings.load_profile("same")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Modules and thousands of tests are all here to stay: looking through them for garbage again and again takes time.
+# Modules and thousands of tests are all here to stay: looking through them for garbage again and
+# again takes time.
 gc.disable()
 
 
@@ -72,7 +73,9 @@ SLOW = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow folders, and the tests that need chromium as tests of pages, before `-m` selects."""
+    """Mark the slow folders, and the tests that need chromium as tests of pages,
+    before `-m` selects.
+    """
     here = Path(__file__).parent
     for item in items:
         if item.path.relative_to(here).as_posix().startswith(SLOW):
@@ -104,7 +107,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 class PagesApart(LoadFileScheduling):
-    """A file's tests go to one worker, but for a page of documentation, which waits more than it computes."""
+    """A file's tests go to one worker, but for a page of documentation,
+    which waits more than it computes.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if "test_a_page_runs" in nodeid else super()._split_scope(nodeid)
@@ -157,8 +162,11 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.fixture(scope="module")
 def provisioned() -> Iterator[Guarded]:
-    """A mosquitto as `edge-node provision` configures it for federation steel, with its members' kits."""
-    with tempfile.TemporaryDirectory() as passable:  # pytest's folders are closed to the user mosquitto
+    """A mosquitto as `edge-node provision` configures it for federation steel,
+    with its members' kits.
+    """
+    # pytest's folders are closed to the user mosquitto
+    with tempfile.TemporaryDirectory() as passable:
         Path(passable).chmod(0o711)
         with guarded(Path(passable) / "steel") as broker:
             yield broker

@@ -1,4 +1,6 @@
-"""The architecture, read from the source: which room imports which, circles, names of files, retired words."""
+"""The architecture, read from the source: which room imports which, circles,
+names of files, retired words.
+"""
 
 import ast
 import functools
@@ -15,7 +17,8 @@ from tests.support.paths import REPOSITORY
 
 ROOMS = ("broker_config", "edge", "export", "trainer")  # what the wheel holds
 OUTSIDE = ("research", "benchmarks", "tests")
-TORCH = ("torch", "torchvision", "safetensors.torch", "torchmetrics", "stable_baselines3")  # and what loads it
+# and what loads it
+TORCH = ("torch", "torchvision", "safetensors.torch", "torchmetrics", "stable_baselines3")
 COMMAND_LINE = ("edge.cli",)
 
 
@@ -27,7 +30,9 @@ class Import(NamedTuple):
 
 
 def imports(source: str, package: str) -> Iterator[Import]:
-    """Every import in a module of `package`: `from a import b` counts as `a` and `a.b`, relative names are resolved."""
+    """Every import in a module of `package`: `from a import b` counts as `a` and `a.b`,
+    relative names are resolved.
+    """
     yield from _imports(ast.parse(source), package, at_once=True)
 
 
@@ -36,17 +41,26 @@ def _imports(node: ast.AST, package: str, *, at_once: bool) -> Iterator[Import]:
         if isinstance(child, ast.Import):
             yield from (Import(alias.name, at_once) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - child.level + 1] if child.level else []
+            parents = (
+                package.split(".")[: len(package.split(".")) - child.level + 1]
+                if child.level
+                else []
+            )
             origin = ".".join([*parents, *([child.module] if child.module else [])])
             yield Import(origin, at_once)
             yield from (Import(f"{origin}.{alias.name}", at_once) for alias in child.names)
         else:
-            later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _for_types_only(child)
+            later = isinstance(
+                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+            ) or _for_types_only(child)
             yield from _imports(child, package, at_once=at_once and not later)
 
 
 def _for_types_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
 
 
 def dotted(path: Path) -> str:
@@ -58,14 +72,20 @@ def dotted(path: Path) -> str:
 @functools.cache
 def python_files() -> dict[str, Path]:
     """Every module of the repository by its dotted name."""
-    return {dotted(path): path for folder in (*ROOMS, *OUTSIDE) for path in (REPOSITORY / folder).rglob("*.py")}
+    return {
+        dotted(path): path
+        for folder in (*ROOMS, *OUTSIDE)
+        for path in (REPOSITORY / folder).rglob("*.py")
+    }
 
 
 @functools.cache
 def imported(name: str) -> list[Import]:
     """What a module of the repository imports."""
     path = python_files()[name]
-    return list(imports(path.read_text(), name if path.name == "__init__.py" else name.rpartition(".")[0]))
+    return list(
+        imports(path.read_text(), name if path.name == "__init__.py" else name.rpartition(".")[0])
+    )
 
 
 @functools.cache
@@ -79,13 +99,17 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def room(*packages: str, but: tuple[str, ...] = ()) -> list[str]:
-    """The modules of some packages; there must be more than the package itself, or nothing would be tested."""
+    """The modules of some packages; there must be more than the package itself,
+    or nothing would be tested.
+    """
     found = [name for name in modules() if within(name, packages) and not within(name, but)]
     assert set(found) - set(packages), f"no module in {packages}"
     return found
 
 
-def breaches(names: list[str], forbidden: tuple[str, ...], *, only_at_once: bool = False) -> list[str]:
+def breaches(
+    names: list[str], forbidden: tuple[str, ...], *, only_at_once: bool = False
+) -> list[str]:
     """`module imports forbidden`, for each such import."""
     return [
         f"{name} imports {found.name}"
@@ -104,7 +128,9 @@ def loaded(name: str) -> set[str]:
         done.add(module)
         parts = module.split(".")
         parents = {".".join(parts[:count]) for count in range(1, len(parts))}
-        todo |= (parents | {found.name for found in modules().get(module, []) if found.at_once}) - done
+        todo |= (
+            parents | {found.name for found in modules().get(module, []) if found.at_once}
+        ) - done
     return done
 
 
@@ -125,7 +151,9 @@ def test_training_does_not_import_export():
 
 
 def test_nobody_imports_the_command_line():
-    assert breaches([name for name in modules() if not within(name, COMMAND_LINE)], COMMAND_LINE) == []
+    assert (
+        breaches([name for name in modules() if not within(name, COMMAND_LINE)], COMMAND_LINE) == []
+    )
 
 
 def test_nothing_in_the_wheel_imports_research_benchmarks_or_tests():
@@ -147,16 +175,22 @@ def test_the_server_imports_no_torch_not_even_inside_functions():
 @pytest.mark.parametrize(
     "package",
     [
-        "edge", "broker_config", "trainer.federation.server", "trainer.data.checks",
-        "trainer.methods", "trainer.record",
+        "edge",
+        "broker_config",
+        "trainer.federation.server",
+        "trainer.data.checks",
+        "trainer.methods",
+        "trainer.record",
     ],
-)  # fmt: skip
+)
 def test_torch_is_not_loaded_through_another_module_either(package):
     assert [name for name in room(package) if loaded(name) & set(TORCH)] == []
 
 
 def direct(name: str, found: list[Import]) -> set[str]:
-    """Our modules that a module imports: `from package import name` the package, unless the name is a module."""
+    """Our modules that a module imports: `from package import name` the package,
+    unless the name is a module.
+    """
     names = {each.name for each in found}
     names -= {each for each in names if any(other.startswith(f"{each}.") for other in names)}
     ours = {each if each in modules() else each.rpartition(".")[0] for each in names}
@@ -173,7 +207,9 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
             found.add(module := todo.pop())
             todo |= graph[module] - found
         reach[name] = found
-    return sorted({tuple(sorted(m for m in reach[n] if n in reach[m])) for n in graph if n in reach[n]})
+    return sorted(
+        {tuple(sorted(m for m in reach[n] if n in reach[m])) for n in graph if n in reach[n]}
+    )
 
 
 def test_no_files_import_each_other_in_a_circle_not_even_for_types():
@@ -194,21 +230,32 @@ def test_a_package_is_imported_where_one_of_its_own_names_is():
 
 MIRROR = tomllib.loads((REPOSITORY / "tests" / "mirror.toml").read_text())
 UNTESTED = set(MIRROR.pop("untested"))
-STAND_INS = {f"{room}.{name}": test for room in MIRROR for test, names in MIRROR[room].items() for name in names}
+STAND_INS = {
+    f"{room}.{name}": test
+    for room in MIRROR
+    for test, names in MIRROR[room].items()
+    for name in names
+}
 
 
 @functools.cache
 def mentioned(name: str) -> set[str]:
-    """Modules of ours that a module imports, or names in a string, as those do that start processes."""
+    """Modules of ours that a module imports, or names in a string,
+    as those do that start processes.
+    """
     found = {each.name for each in imported(name)}
     for node in ast.walk(ast.parse(python_files()[name].read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= set(re.findall(r"\w+(?:\.\w+)+", node.value))
-    return {each if each in python_files() else each.rpartition(".")[0] for each in found} & set(python_files())
+    return {each if each in python_files() else each.rpartition(".")[0] for each in found} & set(
+        python_files()
+    )
 
 
 def exercised(test: str) -> set[str]:
-    """Modules to which a test comes directly or through one other; support, packages and commands do not count."""
+    """Modules to which a test comes directly or through one other; support,
+    packages and commands do not count.
+    """
     done: set[str] = set()
     nearest = {test}
     for _ in range(2):
@@ -216,13 +263,20 @@ def exercised(test: str) -> set[str]:
         while todo:
             done.add(name := todo.pop())
             for each in mentioned(name) - done:
-                free = within(each, ("tests", *COMMAND_LINE)) or python_files()[each].name == "__init__.py"
+                free = (
+                    within(each, ("tests", *COMMAND_LINE))
+                    or python_files()[each].name == "__init__.py"
+                )
                 todo.append(each) if free else nearest.add(each)
     return done | nearest
 
 
 def test_every_module_has_a_test_at_the_same_path_or_one_that_stands_for_it() -> None:
-    tested = {name.removeprefix("tests.").replace(".test_", ".") for name in python_files() if within(name, ("tests",))}
+    tested = {
+        name.removeprefix("tests.").replace(".test_", ".")
+        for name in python_files()
+        if within(name, ("tests",))
+    }
     owed = {
         name
         for name, path in python_files().items()
@@ -260,42 +314,71 @@ def patched(source: str) -> set[str]:
 
 
 # Each says where it is patched why no parameter would do.
-PATCHED = {"_COST", "_DRAIN", "_LAST_RESORT", "_STEPS", "_client_id", "_commit", "_send_at_once", "_write"}
+PATCHED = {
+    "_COST",
+    "_DRAIN",
+    "_LAST_RESORT",
+    "_STEPS",
+    "_client_id",
+    "_commit",
+    "_send_at_once",
+    "_write",
+}
 
 
 def test_private_names_are_not_patched_where_a_parameter_would_do() -> None:
     assert patched("""
-        patch.setattr(module, "_A", 1); patch.setattr("package.module._B", 1); patch.setattr(module._C, "ask", f)
+        patch.setattr(module, "_A", 1); patch.setattr("package.module._B", 1); \
+patch.setattr(module._C, "ask", f)
         module._d = 1
         patch.setattr(module, "PUBLIC", 1); patch.setattr(package, "__path__", [])
         self._own = thread
-    """) == {"_A", "_B", "_C", "_d"}  # fmt: skip
+    """) == {"_A", "_B", "_C", "_d"}
     here = Path(__file__)
     sources = [path.read_text() for path in (REPOSITORY / "tests").rglob("*.py") if path != here]
     assert set().union(*map(patched, sources)) == PATCHED
 
 
 def unexplained_sleeps(path: Path) -> list[int]:
-    """The lines on which a test sleeps without a reason beside it; `sleep(0)` only lets others run."""
+    """The lines on which a test sleeps without a reason beside it;
+    `sleep(0)` only lets others run.
+    """
     source = path.read_text()
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)] if ".sleep(" in source else []
-    sleeps = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"]
+    calls = (
+        [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        if ".sleep(" in source
+        else []
+    )
+    sleeps = [
+        call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"
+    ]
     lines = source.splitlines()
-    return [call.lineno for call in sleeps if ast.unparse(call.args[0]) != "0" and "  # " not in lines[call.lineno - 1]]
+    return [
+        call.lineno
+        for call in sleeps
+        if ast.unparse(call.args[0]) != "0" and "  # " not in lines[call.lineno - 1]
+    ]
 
 
 def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
-    """A condition is waited for with `wait_until`; what a clock does is tested with a clock that a test moves."""
+    """A condition is waited for with `wait_until`;
+    what a clock does is tested with a clock that a test moves.
+    """
     files = [path for path in (REPOSITORY / "tests").rglob("*.py") if path.name != "waiting.py"]
-    assert [f"{path.relative_to(REPOSITORY)}:{line}" for path in files for line in unexplained_sleeps(path)] == []
+    assert [
+        f"{path.relative_to(REPOSITORY)}:{line}"
+        for path in files
+        for line in unexplained_sleeps(path)
+    ] == []
 
 
 # Names
 
 # Files of one name play the same role, each in its room.
 ROLES = {
-    "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder", "join", "journal",
-    "mqtt", "opcua", "options", "round_state", "session", "session_state", "simulation", "spec", "status",
+    "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder",
+    "join", "journal", "mqtt", "opcua", "options", "round_state", "session", "session_state",
+    "simulation", "spec", "status",
 }  # fmt: skip
 
 
@@ -305,7 +388,20 @@ def test_two_files_have_one_name_only_for_the_same_role():
 
 
 # No noun phrase begins with one of these.
-NO_NOUN = {"What", "Whether", "Who", "How", "When", "Where", "Which", "Why", "From", "Running", "Looking", "Saying"}
+NO_NOUN = {
+    "What",
+    "Whether",
+    "Who",
+    "How",
+    "When",
+    "Where",
+    "Which",
+    "Why",
+    "From",
+    "Running",
+    "Looking",
+    "Saying",
+}
 
 
 def test_a_module_begins_with_a_noun_phrase_that_says_what_lives_there():
@@ -314,13 +410,15 @@ def test_a_module_begins_with_a_noun_phrase_that_says_what_lives_there():
         for room in (*ROOMS, *OUTSIDE[:2])
         for path in (REPOSITORY / room).rglob("*.py")
     }
-    assert [str(path) for path, head in heads.items() if not head or head.split()[0] in NO_NOUN] == []
+    assert [
+        str(path) for path, head in heads.items() if not head or head.split()[0] in NO_NOUN
+    ] == []
 
 
 # Private metaphors that once named parts of the product; each has a plain term now.
 RETIRED = {
-    "arrivals", "bell", "courier", "crier", "desk", "herald", "keeper", "lean", "reception", "roster",
-    "spool", "standing", "turns",
+    "arrivals", "bell", "courier", "crier", "desk", "herald", "keeper", "lean", "reception",
+    "roster", "spool", "standing", "turns",
 }  # fmt: skip
 
 
@@ -335,14 +433,24 @@ def test_no_module_class_or_function_bears_a_retired_metaphor():
         for path in (REPOSITORY / room).rglob("*.py"):
             nodes = ast.walk(ast.parse(path.read_text()))
             kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            names = {path.stem, path.parent.name, *(node.name for node in nodes if isinstance(node, kinds))}
-            found += [f"{path.relative_to(REPOSITORY)}: {name}" for name in names if words(name) & RETIRED]
+            names = {
+                path.stem,
+                path.parent.name,
+                *(node.name for node in nodes if isinstance(node, kinds)),
+            }
+            found += [
+                f"{path.relative_to(REPOSITORY)}: {name}" for name in names if words(name) & RETIRED
+            ]
     assert found == []
 
 
 def test_the_page_on_the_architecture_names_every_room_and_nothing_else():
     page = (REPOSITORY / "docs" / "architecture.md").read_text()
-    named = set(re.findall(r"`((?:broker_config|edge|export|trainer|research|benchmarks|tests)/[\w/.]*)`", page))
+    named = set(
+        re.findall(
+            r"`((?:broker_config|edge|export|trainer|research|benchmarks|tests)/[\w/.]*)`", page
+        )
+    )
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
     rooms = {
         f"{path.relative_to(REPOSITORY)}/"

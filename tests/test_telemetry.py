@@ -1,4 +1,6 @@
-"""Nothing reports its use to anybody: onnxruntime, which would, is told not to before it is loaded."""
+"""Nothing reports its use to anybody: onnxruntime, which would,
+is told not to before it is loaded.
+"""
 
 import subprocess
 import sys
@@ -13,7 +15,9 @@ ROOMS = ("edge.inference.predictor", "trainer.vfl.policies.selection", "export.p
 
 
 @pytest.mark.parametrize("module", ROOMS)
-def test_onnxruntime_leaves_no_device_id_and_so_has_nothing_to_report(module: str, tmp_path: Path) -> None:
+def test_onnxruntime_leaves_no_device_id_and_so_has_nothing_to_report(
+    module: str, tmp_path: Path
+) -> None:
     graph = tiny_bundle(tmp_path / "bundle").folder / "model.onnx"
     (tmp_path / "home").mkdir()
     code = f"import {module}, onnxruntime; onnxruntime.InferenceSession({str(graph)!r})"

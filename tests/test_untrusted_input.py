@@ -1,4 +1,6 @@
-"""Nothing that comes from elsewhere is ever unpickled or run: read from the source, and tried with files that bite."""
+"""Nothing that comes from elsewhere is ever unpickled or run: read from the source,
+and tried with files that bite.
+"""
 
 import ast
 import hashlib
@@ -46,20 +48,34 @@ ROOMS = ("broker_config", "edge", "export", "trainer", "research", "benchmarks")
 
 # What runs code that stands in data, or hands data to what does.
 FORBIDDEN_MODULES = (
-    "pickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve", "yaml",
-    "multiprocessing", "ray",
-)  # fmt: skip
+    "pickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "shelve",
+    "yaml",
+    "multiprocessing",
+    "ray",
+)
 FORBIDDEN_NAMES = (
-    "torch.load", "torch.jit.load", "torch.hub.load", "numpy.load", "pandas.read_pickle", "logging.config.listen",
-    "concurrent.futures.ProcessPoolExecutor", "eval", "exec", "compile", "__import__", "builtins.eval",
-    "builtins.exec", "builtins.compile", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput",
-    "asyncio.create_subprocess_shell",
+    "torch.load", "torch.jit.load", "torch.hub.load", "numpy.load", "pandas.read_pickle",
+    "logging.config.listen", "concurrent.futures.ProcessPoolExecutor", "eval", "exec", "compile",
+    "__import__", "builtins.eval", "builtins.exec", "builtins.compile", "os.system", "os.popen",
+    "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell",
 )  # fmt: skip
 
-# An experiment's jobs travel pickled between the processes, or the Ray machines, of the one user who starts it; none of
-# it is on the way of a federation or a line. The package's own weights are trained with checkpoints that hold tensors.
+# An experiment's jobs travel pickled between the processes, or the Ray machines, of the one user
+# who starts it; none of it is on the way of a federation or a line. The package's own weights are
+# trained with checkpoints that hold tensors.
 ALLOWED = {
-    "research/runner/processes.py": {"pickle", "concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
+    "research/runner/processes.py": {
+        "pickle",
+        "concurrent.futures.ProcessPoolExecutor",
+        "multiprocessing",
+    },
     "research/runner/cluster.py": {"ray"},
     "benchmarks/synthetic_nodes.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "benchmarks/light_fleet.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
@@ -70,20 +86,36 @@ ALLOWED = {
     "benchmarks/encrypted_rounds.py": {"multiprocessing"},
     "benchmarks/secure_rounds.py": {"multiprocessing"},
     "research/pretraining/pretrain.py": {"torch.load"},
-    "research/pretraining/convert_lite0.py": {"torch.load"},  # once, of published weights: tensors only
+    # once, of published weights: tensors only
+    "research/pretraining/convert_lite0.py": {"torch.load"},
     "research/dao_vfl/data.py": {"numpy.load"},  # without pickled objects
     "research/studies/consensus_head.py": {"numpy.load"},  # likewise
 }
 
 
 def dangers(source: str) -> set[str]:
-    """Every forbidden module or name that a module imports or uses, whatever it calls it, and `shell=True`."""
+    """Every forbidden module or name that a module imports or uses, whatever it calls it,
+    and `shell=True`.
+    """
     tensors = ast.parse(source)
     names = dict(_imported(tensors))
-    used = {_dotted(node, names) for node in ast.walk(tensors) if isinstance(node, ast.Name | ast.Attribute)}
+    used = {
+        _dotted(node, names)
+        for node in ast.walk(tensors)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
     found = {name for name in FORBIDDEN_NAMES if name in used | set(names.values())}
-    found |= {name for name in FORBIDDEN_MODULES if any(f"{each}.".startswith(f"{name}.") for each in names.values())}
-    keywords = [keyword for node in ast.walk(tensors) if isinstance(node, ast.Call) for keyword in node.keywords]
+    found |= {
+        name
+        for name in FORBIDDEN_MODULES
+        if any(f"{each}.".startswith(f"{name}.") for each in names.values())
+    }
+    keywords = [
+        keyword
+        for node in ast.walk(tensors)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+    ]
     if any(each.arg == "shell" and ast.unparse(each.value) != "False" for each in keywords):
         found.add("shell=True")
     return found
@@ -93,10 +125,16 @@ def _imported(tensors: ast.AST) -> Iterator[tuple[str, str]]:
     """What a module's own names stand for."""
     for node in ast.walk(tensors):
         if isinstance(node, ast.Import):
-            yield from ((each.asname or each.name.split(".")[0], each.name) for each in node.names if each.asname)
+            yield from (
+                (each.asname or each.name.split(".")[0], each.name)
+                for each in node.names
+                if each.asname
+            )
             yield from ((each.name, each.name) for each in node.names if not each.asname)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
+            yield from (
+                (each.asname or each.name, f"{node.module}.{each.name}") for each in node.names
+            )
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
@@ -107,21 +145,29 @@ def _dotted(node: ast.expr, names: dict[str, str]) -> str:
 
 
 def test_nothing_unpickles_evaluates_or_starts_a_shell():
-    sources = {path: path.read_text() for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")}
+    sources = {
+        path: path.read_text() for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")
+    }
     assert len(sources) > 120
-    found = {str(path.relative_to(REPOSITORY)): each for path, source in sources.items() if (each := dangers(source))}
+    found = {
+        str(path.relative_to(REPOSITORY)): each
+        for path, source in sources.items()
+        if (each := dangers(source))
+    }
     assert found == ALLOWED
 
 
 def test_checkpoints_of_our_own_training_hold_tensors_only():
     calls = [
         node
-        for node in ast.walk(ast.parse((REPOSITORY / "research/pretraining/pretrain.py").read_text()))
+        for node in ast.walk(
+            ast.parse((REPOSITORY / "research/pretraining/pretrain.py").read_text())
+        )
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
     ]
-    assert [{each.arg: ast.literal_eval(each.value) for each in call.keywords} for call in calls] == [
-        {"weights_only": True}
-    ]
+    assert [
+        {each.arg: ast.literal_eval(each.value) for each in call.keywords} for call in calls
+    ] == [{"weights_only": True}]
 
 
 @pytest.mark.parametrize(
@@ -150,15 +196,23 @@ def test_checkpoints_of_our_own_training_hold_tensors_only():
         ("import os\nos.system(text)", "os.system"),
         ("import subprocess\nsubprocess.run(text, shell=True)", "shell=True"),
         ("subprocess.Popen(text, shell=wanted)", "shell=True"),
-        ("from concurrent.futures import ProcessPoolExecutor", "concurrent.futures.ProcessPoolExecutor"),
+        (
+            "from concurrent.futures import ProcessPoolExecutor",
+            "concurrent.futures.ProcessPoolExecutor",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_danger_is_found_whatever_it_is_called(source: str, danger: str):
     assert dangers(source) == {danger}
 
 
 def test_what_only_looks_like_one_is_not():
-    assert dangers("import re\nre.compile(x)\nmodel.eval()\nself.load()\nsubprocess.run(x, shell=False)") == set()
+    assert (
+        dangers(
+            "import re\nre.compile(x)\nmodel.eval()\nself.load()\nsubprocess.run(x, shell=False)"
+        )
+        == set()
+    )
 
 
 def test_the_line_listens_on_this_machine_only_unless_told_otherwise():
@@ -189,7 +243,8 @@ def numpy_file(content: object, path: Path) -> None:
         np.save(file, np.array([content], dtype=object), allow_pickle=True)
 
 
-# How one is made, and the careless reader that it is made for. torch's checkpoints are zip files with a pickle inside.
+# How one is made, and the careless reader that it is made for. torch's checkpoints are zip files
+# with a pickle inside.
 BOMBS: dict[str, tuple[Callable[[object, Path], object], Callable[[Path], object]]] = {
     "pickle": (pickled, lambda path: pickle.loads(path.read_bytes())),  # noqa: S301
     "checkpoint": (torch.save, lambda path: torch.load(path, weights_only=False)),
@@ -209,7 +264,9 @@ def bomb(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[bytes]:
     assert marker.exists()
 
 
-def test_a_message_or_a_blob_from_the_network_that_is_a_pickle_is_refused(bomb: bytes, tmp_path: Path):
+def test_a_message_or_a_blob_from_the_network_that_is_a_pickle_is_refused(
+    bomb: bytes, tmp_path: Path
+):
     with pytest.raises(DecodeError):
         decode_any(bomb)
     (tmp_path / "blob").write_bytes(bomb)
@@ -248,7 +305,9 @@ def test_a_personal_model_that_is_a_pickle_is_refused(bomb: bytes, tmp_path: Pat
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "model.onnx", "golden.png"])
-def test_a_bundle_with_a_pickle_is_refused_even_if_its_hashes_fit(bomb: bytes, file: str, tmp_path: Path):
+def test_a_bundle_with_a_pickle_is_refused_even_if_its_hashes_fit(
+    bomb: bytes, file: str, tmp_path: Path
+):
     folder = tmp_path / "bundle"
     old = hashlib.sha256((tiny_bundle(folder).folder / file).read_bytes()).hexdigest()
     (folder / file).write_bytes(bomb)
@@ -274,20 +333,36 @@ def test_what_others_wrote_is_no_markup() -> None:
         live(progress.NodeJoined(node=name))
         live(progress.Measured(node=name, round=1, metrics={name: 1.0}))
     monitor = StatusMonitor()
-    monitor.update(topics.spec(SPEC.federation), encode(msgspec.structs.replace(SPEC, model=name)), retained=True)
+    monitor.update(
+        topics.spec(SPEC.federation),
+        encode(msgspec.structs.replace(SPEC, model=name)),
+        retained=True,
+    )
     terminal.print(render(monitor, terminal))
     figures = {"accuracy": 1, "accuracy_low": 0, "accuracy_high": 1, "accuracy_all": 1, "f1": 1}
     row = summary.NodeReport(name=name, classes=[name], images=1, test_images=1, **figures)
-    report = summary.RunReport(method=name, options={}, model="m", size=32, training={}, rounds=1, seed=0, nodes=[row])
+    report = summary.RunReport(
+        method=name, options={}, model="m", size=32, training={}, rounds=1, seed=0, nodes=[row]
+    )
     summary.print_table(report, Console(file=said, width=200))
     text = said.getvalue()
     assert "\U0001f604" not in text
-    for shown in (f"note {name}", f"{name} joined", f"afedcl, {name}", f"{name}, m, 1 round", f"│ {name} │"):
+    for shown in (
+        f"note {name}",
+        f"{name} joined",
+        f"afedcl, {name}",
+        f"{name}, m, 1 round",
+        f"│ {name} │",
+    ):
         assert shown in text
 
 
-def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A node's metrics, a coordinator's reasons and method, a broker's name: nothing of it is for the terminal."""
+def test_what_others_wrote_moves_no_cursor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node's metrics, a coordinator's reasons and method, a broker's name:
+    nothing of it is for the terminal.
+    """
     said = io.StringIO()
     log = progress.log_lines(said)
     board = Console(file=said, force_terminal=True, color_system=None)
@@ -310,5 +385,7 @@ def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, caps
         main()
     text = said.getvalue() + (errors := capsys.readouterr().err)
     assert "]0;owned" in text
-    assert "owned\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}2J\n  first\n  second\n" in errors
+    assert (
+        "owned\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}2J\n  first\n  second\n" in errors
+    )
     assert not re.search("\x1b\\]|\x07|\x9b", text)

@@ -1,4 +1,6 @@
-"""What version 0.1 has left on disk is opened, resumed, exported, served and delivered by this one."""
+"""What version 0.1 has left on disk is opened, resumed, exported,
+served and delivered by this one.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -47,32 +49,45 @@ def succeed(words: Sequence[object]) -> str:
 
 
 def test_the_state_was_written_by_version_0_1(untouched: Path) -> None:
-    assert load_metadata(untouched / "finished" / "plant-a" / "model").software["edge-node"] == "0.1.0"
+    assert (
+        load_metadata(untouched / "finished" / "plant-a" / "model").software["edge-node"] == "0.1.0"
+    )
     assert read_bundle(untouched / "bundle").manifest.software == "0.1.0"
 
 
 def test_the_coordinators_rounds_are_listed(left: Path) -> None:
     told = succeed(["rounds", left / "finished" / "coordinator"])
     assert all(name in told for name in PLANTS)
-    assert len(succeed(["rounds", left / "finished" / "coordinator", "--json"]).splitlines()) == ROUNDS
+    assert (
+        len(succeed(["rounds", left / "finished" / "coordinator", "--json"]).splitlines()) == ROUNDS
+    )
 
 
-def test_a_suspended_federation_goes_on_and_ends_as_it_did_then(mosquitto: EmbeddedBroker, left: Path) -> None:
+def test_a_suspended_federation_goes_on_and_ends_as_it_did_then(
+    mosquitto: EmbeddedBroker, left: Path
+) -> None:
     resumed = federation(Endpoint.parse(mosquitto.url), left / "suspended", left / "images")
-    resumed.spec = newest_run(left / "suspended" / "coordinator").spec  # with which nodes discover it
+    # with which nodes discover it
+    resumed.spec = newest_run(left / "suspended" / "coordinator").spec
     end_all(begin(resumed))
-    models = (left / run / "plant-a" / "model" / "personal.safetensors" for run in ("finished", "suspended"))
+    models = (
+        left / run / "plant-a" / "model" / "personal.safetensors"
+        for run in ("finished", "suspended")
+    )
     then, now = map(load_file, models)
     assert then.keys() == now.keys()
     for name, value in then.items():
-        np.testing.assert_allclose(now[name], value, rtol=1e-3, atol=1e-4, err_msg=name)  # of another machine
+        # of another machine
+        np.testing.assert_allclose(now[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
 def test_a_nodes_model_is_reported_and_exported(left: Path) -> None:
     succeed(["report", left / "finished" / "plant-a", "--out", left / "report.html"])
     assert "plant-a" in (left / "report.html").read_text()
-    succeed(["export", left / "finished" / "plant-a" / "model", "--out", left / "bundles", "--quiet"])
+    succeed(
+        ["export", left / "finished" / "plant-a" / "model", "--out", left / "bundles", "--quiet"]
+    )
     Predictor(read_bundle(left / "bundles" / "plant-a")).self_test()
 
 

@@ -23,13 +23,30 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is packaged, with data and leftovers of kinds that may not be there yet."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "constraints.txt"):
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "NOTICE",
+        "CHANGELOG.md",
+        "constraints.txt",
+    ):
         shutil.copy(REPOSITORY / name, folder)
     for room in ROOMS:
-        shutil.copytree(REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for room in CHECKOUT_ONLY:
-        shutil.copytree(REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "results"))
-    for path in ("trainer/planted/a.safetensors", "edge/planted/deep/page.html", "trainer/__pycache__/old.pyc"):
+        shutil.copytree(
+            REPOSITORY / room,
+            folder / room,
+            ignore=shutil.ignore_patterns("__pycache__", "results"),
+        )
+    for path in (
+        "trainer/planted/a.safetensors",
+        "edge/planted/deep/page.html",
+        "trainer/__pycache__/old.pyc",
+    ):
         (folder / path).parent.mkdir(parents=True)
         (folder / path).touch()
     return folder
@@ -39,7 +56,11 @@ def build(source: Path, kind: str, out: Path) -> Path:
     """A `wheel`, an `editable` one or an `sdist`, as pip would have it built."""
     code = f"from hatchling import build; print(build.build_{kind}({str(out)!r}))"
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=source, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stderr == ""
     return out / result.stdout.splitlines()[-1]
@@ -52,13 +73,25 @@ def test_an_editable_install_is_a_plain_path(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Path, tmp_path: Path) -> None:
-    files = {str(path.relative_to(source)) for room in ROOMS for path in (source / room).rglob("*") if path.is_file()}
+def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(
+    source: Path, tmp_path: Path
+) -> None:
+    files = {
+        str(path.relative_to(source))
+        for room in ROOMS
+        for path in (source / room).rglob("*")
+        if path.is_file()
+    }
     wheel = zipfile.ZipFile(build(source, "wheel", tmp_path))
     names = set(wheel.namelist())
     assert not [name for name in names if name.split("/")[0] in CHECKOUT_ONLY]
-    assert {name for name in names if ".dist-info/" not in name} == files - {"trainer/__pycache__/old.pyc"}
-    assert {Path(name).name for name in names if ".dist-info/licenses/" in name} == {"LICENSE", "NOTICE"}
+    assert {name for name in names if ".dist-info/" not in name} == files - {
+        "trainer/__pycache__/old.pyc"
+    }
+    assert {Path(name).name for name in names if ".dist-info/licenses/" in name} == {
+        "LICENSE",
+        "NOTICE",
+    }
     largest = sorted((info.file_size, info.filename) for info in wheel.infolist())[-2:]
     assert [name for _, name in largest] == [
         "trainer/models/pretrained/surface_mobilenet_v2.safetensors",
@@ -87,13 +120,17 @@ def test_the_wheel_of_the_sdist_is_that_of_the_checkout(source: Path, tmp_path: 
         assert {name.split("/")[1] for name in archive.getnames()}.isdisjoint(CHECKOUT_ONLY)
     shutil.unpack_archive(sdist, tmp_path)
     (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    wheels = [build(folder, "wheel", tmp_path / "wheels" / folder.name) for folder in (source, unpacked)]
+    wheels = [
+        build(folder, "wheel", tmp_path / "wheels" / folder.name) for folder in (source, unpacked)
+    ]
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
 
 
 def test_every_dependency_has_one_tested_version_that_meets_what_it_asks() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
-    pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines)}
+    pins = {
+        canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines)
+    }
     for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]):
         asked = Requirement(text)
         assert pins[canonicalize_name(asked.name)] in asked.specifier, asked

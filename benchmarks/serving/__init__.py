@@ -1,1 +1,3 @@
-"""Cost of serving over a bare onnxruntime call, here and in two common ways: `python -m benchmarks.serving`."""
+"""Cost of serving over a bare onnxruntime call, here and in two common ways:
+`python -m benchmarks.serving`.
+"""

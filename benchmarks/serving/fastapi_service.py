@@ -23,7 +23,9 @@ def application(model: Bare) -> FastAPI:
         return {"probabilities": model.run(pixels[None])[0].tolist()}
 
     def judged(data: bytes) -> dict[str, Any]:
-        image = Image.open(io.BytesIO(data)).resize((model.size, model.size), Image.Resampling.BILINEAR)
+        image = Image.open(io.BytesIO(data)).resize(
+            (model.size, model.size), Image.Resampling.BILINEAR
+        )
         return answer(np.array(image.convert("RGB")))
 
     @app.post("/tensor")  # type: ignore[untyped-decorator]

@@ -1,4 +1,6 @@
-"""The model behind LitServe: `python -m benchmarks.serving.litserve_service BUNDLE THREADS PORT`."""
+"""The model behind LitServe: `python -m benchmarks.serving.litserve_service BUNDLE THREADS
+PORT`.
+"""
 
 import base64
 import io
@@ -16,7 +18,9 @@ from benchmarks.serving.onnxruntime_baseline import Bare
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]
-    """POST /predict takes JSON with a picture's raw bytes or an image file, as Base64: LitServe takes JSON."""
+    """POST /predict takes JSON with a picture's raw bytes or an image file, as Base64:
+    LitServe takes JSON.
+    """
 
     def __init__(self, bundle: Path, threads: int) -> None:
         super().__init__()
@@ -28,10 +32,13 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
 
     def decode_request(self, request: Request) -> NDArray[np.uint8]:
         """JSON -> uint8 [size, size, 3]."""
-        assert isinstance(request, dict)  # LitServe takes the annotation as a sign to decode the body
+        # LitServe takes the annotation as a sign to decode the body
+        assert isinstance(request, dict)
         size = self._model.size
         if "tensor" in request:
-            return np.frombuffer(base64.b64decode(request["tensor"]), np.uint8).reshape(size, size, 3)
+            return np.frombuffer(base64.b64decode(request["tensor"]), np.uint8).reshape(
+                size, size, 3
+            )
         image = Image.open(io.BytesIO(base64.b64decode(request["image"])))
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
 
@@ -47,7 +54,13 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
 
 if __name__ == "__main__":
     folder, count, port = sys.argv[1:]
-    server = litserve.LitServer(Api(Path(folder), int(count)), accelerator="cpu", workers_per_device=1)
+    server = litserve.LitServer(
+        Api(Path(folder), int(count)), accelerator="cpu", workers_per_device=1
+    )
     server.run(
-        port=int(port), log_level="warning", generate_client_file=False, num_api_servers=1, timeout_keep_alive=300
+        port=int(port),
+        log_level="warning",
+        generate_client_file=False,
+        num_api_servers=1,
+        timeout_keep_alive=300,
     )

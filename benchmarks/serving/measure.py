@@ -1,4 +1,6 @@
-"""The measurements, of all services in turn, so that whatever else the machine does meets all of them."""
+"""The measurements, of all services in turn,
+so that whatever else the machine does meets all of them.
+"""
 
 import asyncio
 import contextlib
@@ -52,8 +54,12 @@ class Report(msgspec.Struct):
     services: dict[str, Memory]
 
 
-def measure(folder: Path, threads: int, count: int, rate: float, seconds: float, *, others: bool) -> Report:
-    """Measure `count` calls of each, then `seconds` of steady load, `rate` calls a second; `others` beside ours."""
+def measure(
+    folder: Path, threads: int, count: int, rate: float, seconds: float, *, others: bool
+) -> Report:
+    """Measure `count` calls of each, then `seconds` of steady load,
+    `rate` calls a second; `others` beside ours.
+    """
     manifest = bundle_format.read_bundle(folder).manifest
     size = manifest.input.size
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
@@ -62,8 +68,12 @@ def measure(folder: Path, threads: int, count: int, rate: float, seconds: float,
         with services.daemon(folder, manifest, threads, pixels) as starting:
             ready.append(starting.ready)
     with contextlib.ExitStack() as closing:
-        running = {"edge-node": closing.enter_context(services.daemon(folder, manifest, threads, pixels))}
-        running["bare protocol"] = closing.enter_context(services.bare_protocol(folder, threads, pixels))
+        running = {
+            "edge-node": closing.enter_context(services.daemon(folder, manifest, threads, pixels))
+        }
+        running["bare protocol"] = closing.enter_context(
+            services.bare_protocol(folder, threads, pixels)
+        )
         sockets = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         running["bare protocol, Unix socket"] = closing.enter_context(
             services.bare_protocol(folder, threads, pixels, sockets / "service")
@@ -73,12 +83,16 @@ def measure(folder: Path, threads: int, count: int, rate: float, seconds: float,
             running["LitServe"] = closing.enter_context(services.lit(folder, threads, pixels))
         metrics = Metrics()
         outcomes = CountingConsumer(metrics, NullConsumer())
-        pipeline = Pipeline(load_model(folder, threads=threads), outcomes, monitors=[metrics.observe])
+        pipeline = Pipeline(
+            load_model(folder, threads=threads), outcomes, monitors=[metrics.observe]
+        )
         closing.enter_context(contextlib.closing(pipeline))
         calls = in_process(pipeline, Bare(folder, threads), pixels) | over_http(running)
         report: Report = uvloop.run(_measured(calls, running, count, rate, seconds))
         running["edge-node"].ready = median(ready)
-        report.services |= {name: Memory(each.ready, each.memory()) for name, each in running.items()}
+        report.services |= {
+            name: Memory(each.ready, each.memory()) for name, each in running.items()
+        }
     return report
 
 
@@ -116,7 +130,8 @@ async def _measured(
     calls: dict[str, Call], running: Mapping[str, Service], count: int, rate: float, seconds: float
 ) -> Report:
     times: dict[str, list[float]] = {name: [] for name in calls}
-    order = random.Random(0)  # who comes after another's model finds the caches as that has left them
+    # who comes after another's model finds the caches as that has left them
+    order = random.Random(0)
     for number in range(WARM_UP + count):
         for name, call in order.sample([*calls.items()], len(calls)):
             start = time.perf_counter()

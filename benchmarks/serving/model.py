@@ -1,4 +1,6 @@
-"""The model that is served: two MobileNetV2 encoders, fused, with the weights that come with edge-node."""
+"""The model that is served: two MobileNetV2 encoders, fused,
+with the weights that come with edge-node.
+"""
 
 from pathlib import Path
 
@@ -38,7 +40,8 @@ def fused(folder: Path) -> Path:
         for name, value in to_arrays(tensors).items()
     }
     personal_model.save(
-        PersonalModel(ModelMetadata.from_spec(spec, NODE, 1, {}, {}, ()), to_tensors(varied)), folder / "model"
+        PersonalModel(ModelMetadata.from_spec(spec, NODE, 1, {}, {}, ()), to_tensors(varied)),
+        folder / "model",
     )
     with progress.reporter(as_json=False, quiet=False) as report:
         export([folder / "model"], folder, report)

@@ -17,7 +17,9 @@ class Bare:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         path = folder / manifest.roles[bundle_format.CLASSIFIER].file
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
         self._input, self._output = manifest.input.name, manifest.output
         self.size = manifest.input.size
 

@@ -1,8 +1,8 @@
-"""The least that HTTP takes, asyncio's protocol on httptools: `python -m benchmarks.serving.protocol_service BUNDLE
-THREADS PORT|SOCKET`.
+"""The least that HTTP takes, asyncio's protocol on httptools: `python -m
+benchmarks.serving.protocol_service BUNDLE THREADS PORT|SOCKET`.
 
-The model runs in the event loop's thread: nobody else could be served meanwhile. There are no routes, no limits and no
-access control.
+The model runs in the event loop's thread: nobody else could be served meanwhile. There are no
+routes, no limits and no access control.
 """
 
 import asyncio
@@ -41,7 +41,9 @@ class Connection(asyncio.Protocol):
         pixels = np.frombuffer(b"".join(self._body), np.uint8).reshape(1, size, size, 3)
         self._body.clear()
         answer = str(self._model.run(pixels)[0].tolist()).encode()
-        self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer)
+        )
 
 
 async def serve(model: Bare, address: str) -> None:

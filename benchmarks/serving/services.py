@@ -23,7 +23,9 @@ _PATIENCE = 60.0  # seconds for a service to be ready
 
 
 class Questions(NamedTuple):
-    """How a service is asked about an array of the network's size, and about an image file, if it takes any."""
+    """How a service is asked about an array of the network's size, and about an image file,
+    if it takes any.
+    """
 
     tensor: bytes
     image: bytes | None = None
@@ -32,7 +34,13 @@ class Questions(NamedTuple):
 class Service:
     """A process that answers, and a connection to it."""
 
-    def __init__(self, process: subprocess.Popen[str], address: int | Path, ready: float, questions: Questions) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[str],
+        address: int | Path,
+        ready: float,
+        questions: Questions,
+    ) -> None:
         self.ready = ready  # seconds from its start
         self.questions = questions
         self._id = process.pid
@@ -79,17 +87,24 @@ def _tree(number: int) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, manifest: Manifest, threads: int, pixels: NDArray[np.uint8]) -> Iterator[Service]:
+def daemon(
+    folder: Path, manifest: Manifest, threads: int, pixels: NDArray[np.uint8]
+) -> Iterator[Service]:
     """Ours: `edge-node serve`."""
     command = [sys.executable, "-c", "from edge.cli.main import main; main()", "serve", str(folder)]
     command += ["--port", "0", "--threads", str(threads)]
     with _started(command) as (process, start):
         assert process.stderr
-        port = next(int(line.rpartition(":")[2]) for line in process.stderr if line.startswith("ready "))
+        port = next(
+            int(line.rpartition(":")[2]) for line in process.stderr if line.startswith("ready ")
+        )
         ready = time.perf_counter() - start
         tensor = {"name": "image", "datatype": "UINT8", "shape": [1, *pixels.shape]}
         wanted = [{"name": manifest.output, "parameters": {"binary_data": True}}]
-        asked = {"inputs": [tensor | {"parameters": {"binary_data_size": pixels.size}}], "outputs": wanted}
+        asked = {
+            "inputs": [tensor | {"parameters": {"binary_data_size": pixels.size}}],
+            "outputs": wanted,
+        }
         head = json.dumps(asked).encode()
         path = f"/v2/models/{manifest.node}/infer"
         questions = Questions(
@@ -122,7 +137,9 @@ def lit(folder: Path, threads: int, pixels: NDArray[np.uint8]) -> Iterator[Servi
 
 
 @contextlib.contextmanager
-def bare_protocol(folder: Path, threads: int, pixels: NDArray[np.uint8], path: Path | None = None) -> Iterator[Service]:
+def bare_protocol(
+    folder: Path, threads: int, pixels: NDArray[np.uint8], path: Path | None = None
+) -> Iterator[Service]:
     """The least that HTTP takes, over TCP or at a Unix socket's path."""
     questions = Questions(_post("/", pixels.tobytes()))
     with _module("protocol_service", folder, threads, questions, path) as service:
@@ -130,12 +147,23 @@ def bare_protocol(folder: Path, threads: int, pixels: NDArray[np.uint8], path: P
 
 
 @contextlib.contextmanager
-def _module(name: str, folder: Path, threads: int, questions: Questions, path: Path | None = None) -> Iterator[Service]:
+def _module(
+    name: str, folder: Path, threads: int, questions: Questions, path: Path | None = None
+) -> Iterator[Service]:
     address = path or _free_port()
-    command = [sys.executable, "-m", f"benchmarks.serving.{name}", str(folder), str(threads), str(address)]
+    command = [
+        sys.executable,
+        "-m",
+        f"benchmarks.serving.{name}",
+        str(folder),
+        str(threads),
+        str(address),
+    ]
     with _started(command) as (process, start):
         _until(lambda: _answers(process, address, questions))
-        with contextlib.closing(Service(process, address, time.perf_counter() - start, questions)) as service:
+        with contextlib.closing(
+            Service(process, address, time.perf_counter() - start, questions)
+        ) as service:
             yield service
 
 
@@ -148,7 +176,9 @@ def _free_port() -> int:
 @contextlib.contextmanager
 def _started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], float]]:
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process, start
         finally:
@@ -175,7 +205,14 @@ def _answers(process: subprocess.Popen[str], address: int | Path, questions: Que
 
 
 def _post(path: str, body: bytes, *headers: str) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}", *headers, "", "")
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Content-Length: {len(body)}",
+        *headers,
+        "",
+        "",
+    )
     return "\r\n".join(lines).encode() + body
 
 

@@ -1,4 +1,6 @@
-"""amqtt (MQTT 3.1.1) for machines without mosquitto: `python -m broker_config.broker.amqtt_broker HOST PORT`."""
+"""amqtt (MQTT 3.1.1) for machines without mosquitto: `python -m
+broker_config.broker.amqtt_broker HOST PORT`.
+"""
 
 import asyncio
 import logging
@@ -23,8 +25,9 @@ class AdmitAll(BaseAuthPlugin):  # type: ignore[misc]
 class Subscriptions(dict[str, list[Any]]):
     """Subscriptions by topic filter, which may change while they are iterated over.
 
-    amqtt 0.12.1 sends a new client the retained messages of one filter after the other. A filter that another client
-    adds meanwhile ends that loop with a RuntimeError: the client stays connected, and the broker ignores all it sends.
+    amqtt 0.12.1 sends a new client the retained messages of one filter after the other. A filter
+    that another client adds meanwhile ends that loop with a RuntimeError: the client stays
+    connected, and the broker ignores all it sends.
     """
 
     def __iter__(self) -> Iterator[str]:

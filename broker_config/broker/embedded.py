@@ -1,4 +1,6 @@
-"""Broker that needs no configuration: mosquitto where it is installed, else the pure-Python amqtt."""
+"""Broker that needs no configuration: mosquitto where it is installed,
+else the pure-Python amqtt.
+"""
 
 import importlib.util
 import os
@@ -26,9 +28,14 @@ Kind = Literal["mosquitto", "amqtt"]
 
 
 class EmbeddedBroker:
-    """A running broker: `url`, `kind`, `port` and its supervisor's `process`. Leaving the context stops it."""
+    """A running broker: `url`, `kind`, `port` and its supervisor's `process`.
 
-    def __init__(self, process: subprocess.Popen[bytes], kind: Kind, host: str, port: int, log: Path):
+    Leaving the context stops it.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], kind: Kind, host: str, port: int, log: Path
+    ):
         self.process = process
         self.kind = kind
         self.port = port
@@ -36,7 +43,9 @@ class EmbeddedBroker:
         self._log = log
 
     def wait_ready(self) -> None:
-        """Return once it accepts connections; EdgeNodeError with the end of its log if it does not."""
+        """Return once it accepts connections; EdgeNodeError with the end of its log if it does
+        not.
+        """
         endpoint = Endpoint.parse(self.url)
         deadline = time.monotonic() + START_TIMEOUT
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -82,22 +91,28 @@ def start_broker(
 ) -> EmbeddedBroker:
     """Start a broker that admits everyone and keeps its log in `folder`; `port` 0 takes a free one.
 
-    `max_packet` (bytes) is for mosquitto only. EdgeNodeError if no broker is installed or it does not start.
+    `max_packet` (bytes) is for mosquitto only. EdgeNodeError if no broker is installed or it does
+    not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = _available(kind)
-    for _ in range(_PORTS_TRIED if port == 0 else 0):
+    count = _PORTS_TRIED if port == 0 else 0
+    for _ in range(count):
         with suppress(EdgeNodeError):  # another process took the port, which was free a moment ago
             return _start(folder, _usable_port(host, 0), host, found, max_packet)
     return _start(folder, _usable_port(host, port), host, found, max_packet)
 
 
-def _start(folder: Path, port: int, host: str, kind: Kind, max_packet: int | None) -> EmbeddedBroker:
+def _start(
+    folder: Path, port: int, host: str, kind: Kind, max_packet: int | None
+) -> EmbeddedBroker:
     log = folder / "broker.log"
     if kind == "mosquitto":
         config = folder / "mosquitto.conf"
         template = Template((Path(__file__).parent / "mosquitto" / "embedded.conf").read_text())
-        config.write_text(template.substitute(host=host, port=port, max_packet=max_packet or MAX_PACKET, log=log))
+        config.write_text(
+            template.substitute(host=host, port=port, max_packet=max_packet or MAX_PACKET, log=log)
+        )
         command = [str(find_mosquitto()), "-c", str(config)]
     else:
         command = [sys.executable, "-m", "broker_config.broker.amqtt_broker", host, str(port)]
@@ -119,26 +134,35 @@ def _available(kind: Literal["auto", "mosquitto", "amqtt"]) -> Kind:
     if kind != "amqtt" and find_mosquitto():
         return "mosquitto"
     if kind == "mosquitto":
-        raise EdgeNodeError("mosquitto is not installed", "install it (Debian, Ubuntu: apt install mosquitto)")
+        raise EdgeNodeError(
+            "mosquitto is not installed", "install it (Debian, Ubuntu: apt install mosquitto)"
+        )
     if importlib.util.find_spec("amqtt"):
         return "amqtt"
     raise EdgeNodeError(
-        "no broker is installed", "install mosquitto (apt install mosquitto) or amqtt (pip install 'edge-node[train]')"
+        "no broker is installed",
+        "install mosquitto (apt install mosquitto) or amqtt (pip install 'edge-node[train]')",
     )
 
 
 def find_mosquitto() -> str | None:
     """Return the path of mosquitto; Debian puts it where only root's PATH leads."""
-    return shutil.which("mosquitto", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin")))
+    return shutil.which(
+        "mosquitto",
+        path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin")),
+    )
 
 
 def address_for_others(host: str) -> str | None:
-    """Return an address of this machine for a broker that listens on all of them, None for one that does not."""
+    """Return an address of this machine for a broker that listens on all of them,
+    None for one that does not.
+    """
     if host not in ("0.0.0.0", "::"):  # noqa: S104  (compared, not bound)
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
         try:
-            trial.connect(("192.0.2.1", 9))  # nothing is sent: this only selects the interface that packets would take
+            # nothing is sent: this only selects the interface that packets would take
+            trial.connect(("192.0.2.1", 9))
         except OSError:
             return socket.gethostname()
         address: str = trial.getsockname()[0]
@@ -153,7 +177,8 @@ def _usable_port(host: str, port: int) -> int:
             trial.bind((host, port))
         except OSError as error:
             raise EdgeNodeError(
-                f"a broker cannot listen at {host}:{port}: {error.strerror}", "choose another port, or 0 for a free one"
+                f"a broker cannot listen at {host}:{port}: {error.strerror}",
+                "choose another port, or 0 for a free one",
             ) from None
         usable: int = trial.getsockname()[1]
     return usable

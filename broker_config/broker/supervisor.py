@@ -1,6 +1,8 @@
-"""Supervisor of a child process: runs a command until standard input closes, which also happens if the parent dies.
+"""Supervisor of a child process: runs a command until standard input closes,
+which also happens if the parent dies.
 
-`python -m broker_config.broker.supervisor COMMAND...`; if the supervisor itself is killed, Linux kills the command.
+`python -m broker_config.broker.supervisor COMMAND...`; if the supervisor itself is killed, Linux
+kills the command.
 """
 
 import ctypes
@@ -17,7 +19,10 @@ PR_SET_PDEATHSIG = 1
 
 def supervise(command: list[str]) -> int:
     """Run `command`; return its exit status."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_supervisor())  # noqa: PLW1509 (no threads yet)
+    # No threads yet
+    before_start = _die_with_supervisor()
+    # No thread runs yet.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=before_start)  # noqa: PLW1509
     threading.Thread(target=_terminate_when_input_closes, args=(child,), daemon=True).start()
     return child.wait()
 
@@ -35,7 +40,8 @@ def _terminate_when_input_closes(child: subprocess.Popen[bytes]) -> None:
 def _die_with_supervisor() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
-    libc, supervisor = ctypes.CDLL(None), os.getpid()
+    libc = ctypes.CDLL(None)
+    supervisor = os.getpid()
 
     def in_child() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,1 +1,3 @@
-"""MQTT client: address, handshake, reconnection, event queue, and detection of two clients with one id."""
+"""MQTT client: address, handshake, reconnection, event queue,
+and detection of two clients with one id.
+"""

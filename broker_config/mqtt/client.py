@@ -1,4 +1,5 @@
-"""MQTT client around paho: MQTT 5 with fallback to 3.1.1, TLS, reconnection, acknowledgement, signatures, encryption.
+"""MQTT client around paho: MQTT 5 with fallback to 3.1.1, TLS, reconnection,
+acknowledgement, signatures, encryption.
 
 Callbacks run in paho's thread and only put events into the owner's inbox.
 """
@@ -48,7 +49,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 SESSION_EXPIRY = 24 * 3600  # seconds that the broker keeps a persistent session
-LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the largest chunk and its header
+# bytes that we accept (MQTT 5): the largest chunk and its header
+LARGEST_PACKET = (1 << 24) + (1 << 16)
 PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
 QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
 QUIET = 0.2  # seconds without a retained message after which no more are expected
@@ -57,7 +59,10 @@ _ASKING = 5.0  # seconds to reach the broker with that question before a connect
 
 
 class Delivery(NamedTuple):
-    """A message that arrived. `connection` counts the client's connections: `mid` is valid in that one only."""
+    """A message that arrived.
+
+    `connection` counts the client's connections: `mid` is valid in that one only.
+    """
 
     client: "MqttClient"
     topic: str
@@ -71,7 +76,9 @@ class Delivery(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """The client is connected, for the first time or again; its subscriptions have been requested."""
+    """The client is connected, for the first time or again;
+    its subscriptions have been requested.
+    """
 
     client: "MqttClient"
 
@@ -84,29 +91,37 @@ class Disconnected(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """The client lost its connection to another process that goes by its name. One with a claim has given it up."""
+    """The client lost its connection to another process that goes by its name.
+
+    One with a claim has given it up.
+    """
 
     client: "MqttClient"
 
 
 class MqttClient:
-    """One MQTT connection; what happens on it is put into `inbox` as Delivery, Connected, Disconnected and TakenOver.
+    """One MQTT connection; what happens on it is put into `inbox` as Delivery,
+    Connected, Disconnected and TakenOver.
 
-    A persistent client keeps its session at the broker for a day and acknowledges QoS 1 only when told to by `ack`.
-    When the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `max_payload`
-    bytes is cut to one byte more: enough to be refused for it, and too little to fill the memory while it waits.
+    A persistent client keeps its session at the broker for a day and acknowledges QoS 1 only when
+    told to by `ack`. When the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it.
+    A payload of more than `max_payload` bytes is cut to one byte more: enough to be refused for it,
+    and too little to fill the memory while it waits.
 
-    Messages on topics that were not subscribed to are ignored, whatever the broker sends: what a process does with a
-    message depends on its topic, and so does who must have signed it. What a broker has kept for a persistent client
-    arrives as soon as that connects: subscribe before `open`.
+    Messages on topics that were not subscribed to are ignored, whatever the broker sends: what a
+    process does with a message depends on its topic, and so does who must have signed it. What a
+    broker has kept for a persistent client arrives as soon as that connects: subscribe before
+    `open`.
 
-    With a signer in `endpoint` all messages of its federation are signed and verified here, and nowhere else; with an
-    encryption what is confidential is encrypted and decrypted here: whoever uses a client knows blobs by their digests,
-    and the broker by other numbers. Who has a signer alone reads the open part of what is encrypted.
+    With a signer in `endpoint` all messages of its federation are signed and verified here, and
+    nowhere else; with an encryption what is confidential is encrypted and decrypted here: whoever
+    uses a client knows blobs by their digests, and the broker by other numbers. Who has a signer
+    alone reads the open part of what is encrypted.
 
-    A broker keeps only one connection under a client id, so two processes of one name would take it from each other for
-    ever. With a `claim`, whose offline presence is the will, a client answers whoever asks for its name, and asks
-    before it connects again: who comes back and finds another there gives way.
+    A broker keeps only one connection under a client id, so two processes of one name would take it
+    from each other for ever. With a `claim`, whose offline presence is the will, a client answers
+    whoever asks for its name, and asks before it connects again: who comes back and finds another
+    there gives way.
     """
 
     def __init__(
@@ -122,21 +137,29 @@ class MqttClient:
         self.endpoint = endpoint
         self.max_packet: int | None = None  # bytes, as far as the broker tells (MQTT 5)
         self.max_payload = MAX_MESSAGE
-        self.receive_maximum: int | None = None  # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
+        # QoS 1 messages that may wait for our acknowledgement (MQTT 5)
+        self.receive_maximum: int | None = None
         self.version: Literal[5, 4] = 4  # of MQTT; 4 is 3.1.1
         signer = endpoint.signer
-        # Whoever connects under our client id disconnects us: members must not be able to guess each other's.
-        self._client_id = f"{client_id}/{signer.derive_secret(client_id)}" if signer and client_id else client_id
+        # Whoever connects under our client id disconnects us: members must not be able to guess
+        # each other's.
+        self._client_id = (
+            f"{client_id}/{signer.derive_secret(client_id)}" if signer and client_id else client_id
+        )
         self._inbox = inbox
         self._persistent = persistent
-        self._claim, self._collisions = claim, CollisionDetector()
-        self._claim_stands = False  # our presence has come back on this connection: what came before is old
+        self._claim = claim
+        self._collisions = CollisionDetector()
+        # our presence has come back on this connection: what came before is old
+        self._claim_stands = False
         self._keepalive = keepalive
         self._paho = self._make_paho(MQTT311)
         self._filters: dict[str, int] = {claim.topic: 1} if claim else {}
-        self._hidden: dict[str, str] = {}  # topics as the broker knows them -> those of `_filters`, where they differ
+        # topics as the broker knows them -> those of `_filters`, where they differ
+        self._hidden: dict[str, str] = {}
         self._connection = 0
-        self._lock = threading.Lock()  # of _connection, _unacknowledged, _unwritten, and while _hidden is replaced
+        # of _connection, _unacknowledged, _unwritten, and while _hidden is replaced
+        self._lock = threading.Lock()
         self._unacknowledged: deque[paho.MQTTMessageInfo] = deque()
         self._unwritten: deque[tuple[paho.MQTTMessageInfo, int]] = deque()
         self._closing = threading.Event()
@@ -146,13 +169,16 @@ class MqttClient:
         self._certificate_rejected = False  # since we were last connected
 
     def open(self, timeout: float = 10.0) -> Self:
-        """Connect, with MQTT 5 if the broker can; BrokerError says why that fails or takes more than `timeout` s."""
+        """Connect, with MQTT 5 if the broker can; BrokerError says why that fails or takes more
+        than `timeout` s.
+        """
         version = newest_version(self.endpoint, timeout)
         options: dict[str, Any] = {}
         if version == MQTT5:
             self.version = 5
             options["clean_start"] = not self._persistent
-            options["properties"] = properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            options["properties"] = properties
             properties.MaximumPacketSize = max(LARGEST_PACKET, self.max_payload + MAX_MESSAGE)
             if self.receive_maximum:
                 properties.ReceiveMaximum = self.receive_maximum
@@ -169,12 +195,14 @@ class MqttClient:
 
     def _make_paho(self, version: MQTTProtocolVersion) -> PahoClient:
         paho_client = PahoClient(self.endpoint, self._client_id, version, self._persistent)
-        paho_client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
+        # a topic that is not UTF-8 must not end paho's thread
+        paho_client.suppress_exceptions = True
         paho_client.max_queued_messages_set(QUEUED_PUBLISHES)
         paho_client.reconnect_delay_set(0.5, 10)  # type: ignore[arg-type]
         paho_client.username_pw_set(self.endpoint.username, self.endpoint.password)
         if self._claim:
-            topic, payload = self._claim.topic, self._claim.encode(online=False)
+            topic = self._claim.topic
+            payload = self._claim.encode(online=False)
             signed = self.endpoint.signer.sign(topic, payload) if self.endpoint.signer else payload
             paho_client.will_set(topic, signed, qos=1, retain=True)
         paho_client.on_socket_close = self._on_socket_close
@@ -192,7 +220,9 @@ class MqttClient:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many QoS 1 messages wait for the broker that those which can be spared should be."""
+        """Whether so many QoS 1 messages wait for the broker that those which can be spared
+        should be.
+        """
         with self._lock:
             self._forget_acknowledged()
             return len(self._unacknowledged) > QUEUED_PUBLISHES // 2
@@ -219,10 +249,14 @@ class MqttClient:
         self._subscribe(wanted)
 
     def _subscribe(self, filters: Mapping[str, int]) -> None:
-        """Ask the broker for what matches these filters (each with its QoS), as far as it may know them."""
+        """Ask the broker for what matches these filters (each with its QoS),
+        as far as it may know them.
+        """
         known = {wire: topic for topic in filters if (wire := self._wire_topic(topic))}
         with self._lock:
-            self._hidden = self._hidden | {wire: topic for wire, topic in known.items() if wire != topic}
+            self._hidden = self._hidden | {
+                wire: topic for wire, topic in known.items() if wire != topic
+            }
         if known and self.is_connected:
             self._paho.subscribe([(wire, filters[topic]) for wire, topic in known.items()])
 
@@ -231,23 +265,34 @@ class MqttClient:
         return self.endpoint.encryption.wire_topic(topic) if self.endpoint.encryption else topic
 
     def renew_subscriptions(self) -> None:
-        """Subscribe anew to what has another name, or can be read, since the encryption has other keys.
+        """Subscribe anew to what has another name, or can be read,
+        since the encryption has other keys.
 
         What is retained there comes again.
         """
         encryption = self.endpoint.encryption
         assert encryption
         self._unsubscribe_hidden(list(self._hidden))
-        self._subscribe({topic: qos for topic, qos in dict(self._filters).items() if encryption.depends_on_keys(topic)})
+        self._subscribe(
+            {
+                topic: qos
+                for topic, qos in dict(self._filters).items()
+                if encryption.depends_on_keys(topic)
+            }
+        )
 
     def _unsubscribe_hidden(self, hidden: list[str]) -> None:
         with self._lock:
-            self._hidden = {wire: topic for wire, topic in self._hidden.items() if wire not in hidden}
+            self._hidden = {
+                wire: topic for wire, topic in self._hidden.items() if wire not in hidden
+            }
         if hidden and self.is_connected:
             self._paho.unsubscribe(hidden)
 
     def await_subscription(self, timeout: float) -> bool:
-        """Wait until the broker has answered the first subscription; False if it has not within `timeout` seconds."""
+        """Wait until the broker has answered the first subscription;
+        False if it has not within `timeout` seconds.
+        """
         return self._subscribed.wait(timeout)
 
     def unsubscribe(self, *filters: str) -> None:
@@ -262,9 +307,11 @@ class MqttClient:
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Send a message. While there is no connection QoS 1 is kept for later and QoS 0 is lost.
 
-        What must be encrypted is lost, too, while there are no keys: nobody has welcomed this process yet.
+        What must be encrypted is lost, too, while there are no keys: nobody has welcomed this
+        process yet.
 
-        EdgeNodeError if the broker takes no message of this size, BrokerError if too many wait for it already.
+        EdgeNodeError if the broker takes no message of this size, BrokerError if too many wait for
+        it already.
         """
         if self.endpoint.encryption:
             encrypted = self.endpoint.encryption.encrypt(topic, payload)
@@ -276,17 +323,20 @@ class MqttClient:
         size = len(payload) + len(topic.encode()) + PACKET_OVERHEAD
         if self.max_packet and size > self.max_packet:
             raise EdgeNodeError(
-                f"a message of {size} bytes for {topic} exceeds the {self.max_packet} that {self.endpoint} allows",
+                f"a message of {size} bytes for {topic} exceeds the {self.max_packet} that "
+                f"{self.endpoint} allows",
                 "raise the broker's maximum packet size (mosquitto: max_packet_size)",
             )
         info = self._paho.publish(topic, payload, qos, retain)
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             raise BrokerError(
-                f"{QUEUED_PUBLISHES} messages wait for {self.endpoint}", "check that the broker is running"
+                f"{QUEUED_PUBLISHES} messages wait for {self.endpoint}",
+                "check that the broker is running",
             )
         with self._lock:
             if qos:
-                info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS  # paho says "no connection", but keeps the message
+                # paho says "no connection", but keeps the message
+                info.rc = MQTTErrorCode.MQTT_ERR_SUCCESS
                 self._forget_acknowledged()
                 self._unacknowledged.append(info)
             else:
@@ -299,13 +349,17 @@ class MqttClient:
         self.publish(self._claim.topic, self._claim.encode(online=online), retain=True)
 
     def ack(self, delivery: Delivery) -> None:
-        """Acknowledge a QoS 1 message whose effect is safe; one of an earlier connection will be delivered again."""
+        """Acknowledge a QoS 1 message whose effect is safe;
+        one of an earlier connection will be delivered again.
+        """
         with self._lock:
             if delivery.qos and delivery.connection == self._connection:
                 self._paho.ack(delivery.mid, delivery.qos)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the broker has acknowledged all QoS 1 messages; False if it has not within `timeout` seconds."""
+        """Wait until the broker has acknowledged all QoS 1 messages;
+        False if it has not within `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         with self._lock:
             waiting = list(self._unacknowledged)
@@ -314,7 +368,9 @@ class MqttClient:
         return all(info.is_published() for info in waiting)
 
     def close(self) -> None:
-        """Disconnect cleanly, so that the will is not sent; what is already published is written first."""
+        """Disconnect cleanly, so that the will is not sent;
+        what is already published is written first.
+        """
         self._closing.set()
         if self._paho.disconnect() == MQTTErrorCode.MQTT_ERR_SUCCESS:
             self._disconnected.wait(5)
@@ -338,7 +394,12 @@ class MqttClient:
             self._connection += 1
 
     def _on_connect(
-        self, _client: paho.Client, _data: object, _flags: object, reason: ReasonCode, properties: Properties | None
+        self,
+        _client: paho.Client,
+        _data: object,
+        _flags: object,
+        reason: ReasonCode,
+        properties: Properties | None,
     ) -> None:
         paho_client = self._paho
         paho_client.answer = reason.getName()
@@ -356,9 +417,15 @@ class MqttClient:
             self._put(Connected(self))
 
     def _on_disconnect(
-        self, _client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
+        self,
+        _client: paho.Client,
+        _data: object,
+        flags: paho.DisconnectFlags,
+        reason: ReasonCode,
+        _properties: object,
     ) -> None:
-        alert, self._paho.alert = self._paho.alert, None
+        alert = self._paho.alert
+        self._paho.alert = None
         if (
             self._disconnected.is_set()
             and alert
@@ -366,7 +433,9 @@ class MqttClient:
             and not self._certificate_rejected
         ):
             self._certificate_rejected = True  # logged once, not at every attempt
-            log.warning("%s does not accept our certificate any more: %s; %s", self.endpoint, *fault)
+            log.warning(
+                "%s does not accept our certificate any more: %s; %s", self.endpoint, *fault
+            )
         if self._disconnected.is_set() or self._paho.answer != "Success":
             return  # was not up
         self._disconnected.set()
@@ -397,9 +466,18 @@ class MqttClient:
         topic = self._hidden.get(message.topic, message.topic)
         user = tuple(getattr(message.properties, "UserProperty", ()))
         delivery = Delivery(
-            self, topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
+            self,
+            topic,
+            payload,
+            message.retain,
+            message.mid,
+            message.qos,
+            self._connection,
+            message.dup,
+            user,
         )
-        if not self._is_subscribed(topic) or message.topic != self._wire_topic(topic):  # or a name of former keys
+        # or a name of former keys
+        if not self._is_subscribed(topic) or message.topic != self._wire_topic(topic):
             self.ack(delivery)
             return
         if self.endpoint.signer:
@@ -421,23 +499,30 @@ class MqttClient:
                 log.debug("dropped a message on %s: the inbox is full", delivery.topic)
 
     def _defend_claim(self, claim: Claim, delivery: Delivery) -> None:
-        """Answer whoever asks for our name; replace what others have left there, late wills for example."""
+        """Answer whoever asks for our name; replace what others have left there,
+        late wills for example.
+        """
         if delivery.retain:
             return  # ours is on its way
         match claim.judge(delivery.payload):
             case "own":
                 self._claim_stands = True
-            case "rival" if self._claim_stands:  # it connects in another way, or we would not both be there
+            # it connects in another way, or we would not both be there
+            case "rival" if self._claim_stands:
                 self._give_way()
             case _ if self._claim_stands:
                 with suppress(EdgeNodeError):  # too much waits for the broker: the asker asks again
                     self.publish_presence(online=True)
 
     def _is_subscribed(self, topic: str) -> bool:
-        return topic in self._filters or any(paho.topic_matches_sub(each, topic) for each in list(self._filters))
+        return topic in self._filters or any(
+            paho.topic_matches_sub(each, topic) for each in list(self._filters)
+        )
 
     def _drop(self, delivery: Delivery, error: ValueError) -> None:
-        """Acknowledge and ignore a forged message, or one that was encrypted with a key that is not ours."""
+        """Acknowledge and ignore a forged message, or one that was encrypted with a key that is
+        not ours.
+        """
         self.ack(delivery)
         if self.endpoint.signer and self.endpoint.signer.is_first_forgery(delivery.topic, error):
             log.warning("ignored a message on %s: %s", abbreviate(delivery.topic), error)
@@ -451,7 +536,9 @@ class MqttClient:
                 log.warning("%s refuses a subscription: %s", self.endpoint, reason)
         self._subscribed.set()
 
-    def _on_publish(self, _client: paho.Client, _data: object, _mid: int, reason: ReasonCode, _: object) -> None:
+    def _on_publish(
+        self, _client: paho.Client, _data: object, _mid: int, reason: ReasonCode, _: object
+    ) -> None:
         if reason.is_failure:
             log.warning("%s refuses a message: %s", self.endpoint, reason)
 
@@ -462,13 +549,16 @@ def _is_finished(info: paho.MQTTMessageInfo) -> bool:
 
 
 def read_retained(endpoint: Endpoint, filters: Sequence[str], wait: float) -> dict[str, bytes]:
-    """Return the retained messages (topic -> payload) under `filters`, after `wait` seconds at the latest.
+    """Return the retained messages (topic -> payload) under `filters`,
+    after `wait` seconds at the latest.
 
     BrokerError if the broker cannot be reached or lets us not read them.
     """
     inbox: queue.Queue[Any] = queue.Queue()
     found: dict[str, bytes] = {}
-    with MqttClient(endpoint, f"probe-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as client:
+    with MqttClient(
+        endpoint, f"probe-{secrets.token_hex(8)}", inbox=inbox, persistent=False
+    ) as client:
         client.subscribe(*filters, qos=0)
         deadline = time.monotonic() + wait
         while (left := deadline - time.monotonic()) > 0:
@@ -488,8 +578,9 @@ def read_retained(endpoint: Endpoint, filters: Sequence[str], wait: float) -> di
 def is_name_taken(endpoint: Endpoint, claim: Claim, timeout: float = 10.0) -> bool:
     """Whether another process has the name that is claimed, and is there: it answers.
 
-    What the broker retains is no proof: a process that was killed may still count as connected, and a copy of our state
-    folder knows the sessions that we know. BrokerError if the broker cannot be reached within `timeout` seconds.
+    What the broker retains is no proof: a process that was killed may still count as connected, and
+    a copy of our state folder knows the sessions that we know. BrokerError if the broker cannot be
+    reached within `timeout` seconds.
     """
     inbox: queue.Queue[Any] = queue.Queue()
     asker = MqttClient(endpoint, f"claim-{secrets.token_hex(8)}", inbox=inbox, persistent=False)
@@ -497,7 +588,8 @@ def is_name_taken(endpoint: Endpoint, claim: Claim, timeout: float = 10.0) -> bo
         began = time.monotonic()
         asker.subscribe(claim.topic)
         asker.await_subscription(timeout)
-        patience = max(ANSWER, 10 * (time.monotonic() - began))  # on a slow connection the answer comes late
+        # on a slow connection the answer comes late
+        patience = max(ANSWER, 10 * (time.monotonic() - began))
         if [is_online for _, is_online in _claims_of_others(inbox, claim, QUIET)][-1:] != [True]:
             return False
         asker.publish(claim.topic, claim.encode(asking=True))
@@ -507,8 +599,12 @@ def is_name_taken(endpoint: Endpoint, claim: Claim, timeout: float = 10.0) -> bo
     return False
 
 
-def _claims_of_others(inbox: queue.Queue[Any], claim: Claim, seconds: float) -> Iterator[tuple[bool, bool]]:
-    """What others say of this name within so many seconds: whether it was retained, whether they are connected."""
+def _claims_of_others(
+    inbox: queue.Queue[Any], claim: Claim, seconds: float
+) -> Iterator[tuple[bool, bool]]:
+    """What others say of this name within so many seconds: whether it was retained,
+    whether they are connected.
+    """
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         with suppress(queue.Empty):

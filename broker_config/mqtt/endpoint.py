@@ -35,8 +35,10 @@ class Endpoint:
     cert: Path | None = None
     key: Path | None = None
     kit: "Kit | None" = None  # instead of ca, cert and key
-    signer: "MessageSigner | None" = field(default=None, compare=False)  # of messages in the kit's federation
-    encryption: "MessageEncryption | None" = field(default=None, compare=False)  # of this process's part in a run
+    # of messages in the kit's federation
+    signer: "MessageSigner | None" = field(default=None, compare=False)
+    # of this process's part in a run
+    encryption: "MessageEncryption | None" = field(default=None, compare=False)
 
     @classmethod
     def parse(
@@ -49,31 +51,49 @@ class Endpoint:
         username: str | None = None,
         password: str | None = None,
     ) -> Self:
-        """Read `mqtt|mqtts|ws|wss://[user[:password]@]host[:port][/path]`; UsageError says what is wrong with it.
+        """Read `mqtt|mqtts|ws|wss://[user[:password]@]host[:port][/path]`;
+        UsageError says what is wrong with it.
 
-        The password may also stand in the environment, as EDGE_NODE_PASSWORD. `ca`, `cert` and `key` are PEM files.
+        The password may also stand in the environment, as EDGE_NODE_PASSWORD. `ca`, `cert` and
+        `key` are PEM files.
         """
         scheme, parts = _split(url)
         if parts.password:
-            log.warning("the password in the broker's address can be read by others on this machine; set %s", PASSWORD)
+            log.warning(
+                "the password in the broker's address can be read by others on this machine; "
+                "set %s",
+                PASSWORD,
+            )
         username = username or (parts.username and unquote(parts.username)) or None
         password = password or (parts.password and unquote(parts.password)) or None
         if password and not username:
-            raise UsageError(f"there is a password for {parts.hostname}, but no user name", "give the user name too")
+            raise UsageError(
+                f"there is a password for {parts.hostname}, but no user name",
+                "give the user name too",
+            )
         if scheme in ("mqtt", "ws") and (ca or cert or key):
-            raise UsageError(f"certificates mean nothing to {scheme}://", f"use {scheme}s:// or leave them out")
+            raise UsageError(
+                f"certificates mean nothing to {scheme}://", f"use {scheme}s:// or leave them out"
+            )
         if bool(cert) != bool(key):
             raise UsageError("certificate and key belong together", "give both or neither")
+        if username and not password:
+            password = read_secret(PASSWORD)
+        has_path = parts.path not in ("", "/")
+        path = parts.path if has_path else "/mqtt"
+        ca_path = Path(ca) if ca else None
+        cert_path = Path(cert) if cert else None
+        key_path = Path(key) if key else None
         return cls(
             scheme=scheme,
             host=cast(str, parts.hostname),
             port=parts.port or PORTS[scheme],
-            path=parts.path if parts.path not in ("", "/") else "/mqtt",
+            path=path,
             username=username,
-            password=password or (read_secret(PASSWORD) if username else None),
-            ca=Path(ca) if ca else None,
-            cert=Path(cert) if cert else None,
-            key=Path(key) if key else None,
+            password=password or None,
+            ca=ca_path,
+            cert=cert_path,
+            key=key_path,
         )
 
     @classmethod
@@ -81,19 +101,26 @@ class Endpoint:
         """The broker of a kit, or the one at `url`, and its member's identity there.
 
         Raises:
-            UsageError: the URL is not for TLS; `with_signer`: the kit's member list is not valid any more.
+            UsageError: the URL is not for TLS; `with_signer`: the kit's member list is not valid
+                any more.
         """
-        from broker_config.security.message_signing import MessageSigner  # noqa: PLC0415  (only a kit needs cryptography)
+        # Only a kit needs cryptography
+        from broker_config.security.message_signing import MessageSigner  # noqa: PLC0415
 
         endpoint = cls.parse(url or kit.broker)
         if not endpoint.tls:
             raise UsageError(
-                f"with a kit the connection is encrypted, but not to {endpoint}", "use mqtts:// or wss://, or no URL"
+                f"with a kit the connection is encrypted, but not to {endpoint}",
+                "use mqtts:// or wss://, or no URL",
             )
-        return replace(endpoint, kit=kit, signer=MessageSigner(kit) if with_signer else None)
+        signer = MessageSigner(kit) if with_signer else None
+        return replace(endpoint, kit=kit, signer=signer)
 
     def encrypting(self, encryption: "MessageEncryption") -> Self:
-        """The same broker, as this encryption's process reaches it. UsageError if messages are not even signed."""
+        """The same broker, as this encryption's process reaches it.
+
+        UsageError if messages are not even signed.
+        """
         if self.signer is None:
             raise UsageError(
                 "messages can be encrypted for a federation's members only if each has a kit",
@@ -112,7 +139,9 @@ class Endpoint:
         return self.scheme in ("ws", "wss")
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the context that verifies the broker and shows our certificate; UsageError if a file is unusable."""
+        """Return the context that verifies the broker and shows our certificate;
+        UsageError if a file is unusable.
+        """
         if self.kit:
             return self.kit.tls_context()
         try:
@@ -121,28 +150,42 @@ class Endpoint:
                 context.load_cert_chain(self.cert, self.key)
         except OSError as error:
             files = ", ".join(str(file) for file in (self.ca, self.cert, self.key) if file)
-            raise UsageError(f"cannot use {files}: {error}", "check that these are readable PEM files") from None
+            raise UsageError(
+                f"cannot use {files}: {error}", "check that these are readable PEM files"
+            ) from None
         return context
 
     def __str__(self) -> str:
         user = f"{self.username}@" if self.username else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{user}{host}:{self.port}{self.path if self.websocket else ''}"
+        path = self.path if self.websocket else ""
+        return f"{self.scheme}://{user}{host}:{self.port}{path}"
 
 
 def _split(url: str) -> tuple[str, SplitResult]:
-    form = "write it as mqtt://HOST, mqtts://HOST, ws://HOST/PATH or wss://HOST/PATH, with :PORT after HOST if needed"
+    form = (
+        "write it as mqtt://HOST, mqtts://HOST, ws://HOST/PATH or wss://HOST/PATH, with :PORT "
+        "after HOST if needed"
+    )
     scheme, separator, _ = url.partition("://")
     if not separator:
         user, at, place = url.rpartition("@")
         shown = f"{user.partition(':')[0]}{at}{place}"
-        raise UsageError(f"the broker's address {shown!r} has no scheme", f"did you mean mqtt://{shown}?")
+        raise UsageError(
+            f"the broker's address {shown!r} has no scheme", f"did you mean mqtt://{shown}?"
+        )
     if scheme not in PORTS:
         nearest = difflib.get_close_matches(scheme, PORTS, n=1, cutoff=0.0)[0]
-        raise UsageError(f"{scheme}:// is no way to reach a broker", f"did you mean {nearest}://? Else {form}")
+        raise UsageError(
+            f"{scheme}:// is no way to reach a broker", f"did you mean {nearest}://? Else {form}"
+        )
     try:
         parts = urlsplit(url)
-        usable = bool(parts.hostname) and parts.port != 0 and not (parts.query or parts.fragment or "@" in parts.path)
+        usable = (
+            bool(parts.hostname)
+            and parts.port != 0
+            and not (parts.query or parts.fragment or "@" in parts.path)
+        )
     except ValueError:
         usable = False
     if not usable or (scheme in ("mqtt", "mqtts") and parts.path not in ("", "/")):

@@ -1,4 +1,6 @@
-"""Queue of MQTT events that is bounded by bytes, not by their number: a payload may have ten bytes or ten megabytes."""
+"""Queue of MQTT events that is bounded by bytes, not by their number:
+a payload may have ten bytes or ten megabytes.
+"""
 
 import queue
 from typing import Any
@@ -32,4 +34,5 @@ class EventQueue(queue.Queue[Any]):
 
 
 def _size(event: object) -> int:
-    return EVENT_OVERHEAD + (len(event.payload) if isinstance(event, Delivery) else 0)
+    payload = len(event.payload) if isinstance(event, Delivery) else 0
+    return EVENT_OVERHEAD + payload

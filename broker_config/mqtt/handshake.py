@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Literal
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -21,36 +21,57 @@ from broker_config.protocol.errors import BrokerAwayError, BrokerError, BrokerFu
 MQTT5 = MQTTProtocolVersion.MQTTv5
 MQTT311 = MQTTProtocolVersion.MQTTv311
 VERIFY = {  # OpenSSL's codes of what is wrong with the broker's certificate -> remedy
-    9: "it is not valid yet: set this machine's clock, or the broker's when it made the certificate",
+    9: (
+        "it is not valid yet: set this machine's clock, or the broker's when it made the "
+        "certificate"
+    ),
     10: "have the certificate renewed; if it should still be valid, set this machine's clock",
     62: "use the host name that the certificate was made for, or have one made for this name",
     64: "use the host name that the certificate was made for, or have one made for this address",
 }
 CLOSED = "closed the connection without an answer"
 _NEW_KIT = "ask whoever provisions the federation for a new kit"
-_ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> that in English, remedy
+# the end of TLS's word for what is wrong with our certificate -> that in English, remedy
+_ALERTS = {
     "CERTIFICATE_REVOKED": ("it was revoked", _NEW_KIT),
-    "CERTIFICATE_EXPIRED": ("it has expired", f"{_NEW_KIT}; if it should still be valid, set the broker's clock"),
-    "UNKNOWN_CA": ("another authority has issued it", "take the kit, or certificate, of this broker's federation"),
-    "UNSUPPORTED_CERTIFICATE": ("it is not one of a client", "take that of a member: its key usage must allow it"),
-    "CERTIFICATE_REQUIRED": ("there is none", "give the kit (--kit), or certificate and key (--cert, --key)"),
+    "CERTIFICATE_EXPIRED": (
+        "it has expired",
+        f"{_NEW_KIT}; if it should still be valid, set the broker's clock",
+    ),
+    "UNKNOWN_CA": (
+        "another authority has issued it",
+        "take the kit, or certificate, of this broker's federation",
+    ),
+    "UNSUPPORTED_CERTIFICATE": (
+        "it is not one of a client",
+        "take that of a member: its key usage must allow it",
+    ),
+    "CERTIFICATE_REQUIRED": (
+        "there is none",
+        "give the kit (--kit), or certificate and key (--cert, --key)",
+    ),
 }
 
 
 class PahoClient(paho.Client):
     """paho's client with six corrections.
 
-    - Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
+    - Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the
+      packet would be lost.
     - Nagle's algorithm would hold small messages back for up to 40 ms.
-    - It hides why TLS 1.3 ended a connection: the broker checks our certificate when we already count as connected.
-    - It leaves writing to its own thread: waking that takes longer than writing, most of all where cores are few.
+    - It hides why TLS 1.3 ended a connection: the broker checks our certificate when we already
+      count as connected.
+    - It leaves writing to its own thread: waking that takes longer than writing, most of all where
+      cores are few.
     - It reconnects without asking whether it may.
-    - It leaves closing the sockets of a client that has ended to the garbage collector, which may take hours.
+    - It leaves closing the sockets of a client that has ended to the garbage collector, which may
+      take hours.
     """
 
     answer = ""  # of the broker to the last CONNECT, in MQTT's words
     alert: ssl.SSLError | None = None  # with which the broker ended the connection instead
-    may_reconnect: Callable[[], bool] | None = None  # asked before; whoever says no has disconnected this client
+    # asked before; whoever says no has disconnected this client
+    may_reconnect: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -61,12 +82,14 @@ class PahoClient(paho.Client):
         *,
         reconnects: bool = True,
     ):
+        clean_session = None if version == MQTT5 else not persistent
+        transport: Literal["tcp", "websockets"] = "websockets" if endpoint.websocket else "tcp"
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id,
-            clean_session=None if version == MQTT5 else not persistent,
+            clean_session=clean_session,
             protocol=version,
-            transport="websockets" if endpoint.websocket else "tcp",
+            transport=transport,
             manual_ack=persistent,
             reconnect_on_failure=reconnects,
         )
@@ -95,19 +118,39 @@ class PahoClient(paho.Client):
         finally:
             self.release()
 
-    def _note_answer(self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object) -> None:
+    def _note_answer(
+        self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object
+    ) -> None:
         self.answer = reason.getName()
 
     def _packet_queue(
-        self, command: int, packet: bytes | bytearray, mid: int, qos: int, info: paho.MQTTMessageInfo | None = None
+        self,
+        command: int,
+        packet: bytes | bytearray,
+        mid: int,
+        qos: int,
+        info: paho.MQTTMessageInfo | None = None,
     ) -> MQTTErrorCode:
         """Write a QoS 0 message now, unless the socket has no room: then paho's thread does it."""
         ours = self._thread is not None and threading.current_thread() is not self._thread
-        if (command & 0xF0) == paho.PUBLISH and not qos and ours and self.is_connected() and not self._out_packet:
-            self._out_packet.append({
-                "command": command, "mid": mid, "qos": qos, "pos": 0,
-                "to_process": len(packet), "packet": packet, "info": info,
-            })  # fmt: skip
+        if (
+            (command & 0xF0) == paho.PUBLISH
+            and not qos
+            and ours
+            and self.is_connected()
+            and not self._out_packet
+        ):
+            self._out_packet.append(
+                {
+                    "command": command,
+                    "mid": mid,
+                    "qos": qos,
+                    "pos": 0,
+                    "to_process": len(packet),
+                    "packet": packet,
+                    "info": info,
+                }
+            )
             if self._packet_write() == MQTTErrorCode.MQTT_ERR_SUCCESS:
                 return MQTTErrorCode.MQTT_ERR_SUCCESS
             self._wake()
@@ -119,7 +162,9 @@ class PahoClient(paho.Client):
 
     @property
     def on_publish(self) -> paho.CallbackOnPublish | None:
-        """The callback, for paho's thread alone: another thread that writes must not wait for that one's work."""
+        """The callback, for paho's thread alone: another thread that writes must not wait for
+        that one's work.
+        """
         return self._on_publish if threading.current_thread() is self._thread else None
 
     @on_publish.setter
@@ -148,7 +193,8 @@ class PahoClient(paho.Client):
             with self._using:
                 sent = super()._sock_send(buf)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError):
-            with suppress(OSError):  # the connection was closed while we wrote: its last word may say why
+            # the connection was closed while we wrote: its last word may say why
+            with suppress(OSError):
                 self._sock_recv(1)
             raise
         if buf and not sent:
@@ -161,15 +207,20 @@ def _send_at_once(_client: paho.Client, _data: object, sock: Any) -> None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def handshake(client: PahoClient, endpoint: Endpoint, timeout: float, keepalive: int = 60, **options: Any) -> str:
-    """Connect `client`, whose `on_connect` notes the `answer`; return that, BrokerError if none within `timeout` s.
+def handshake(
+    client: PahoClient, endpoint: Endpoint, timeout: float, keepalive: int = 60, **options: Any
+) -> str:
+    """Connect `client`, whose `on_connect` notes the `answer`; return that,
+    BrokerError if none within `timeout` s.
 
-    Runs in the caller's thread; `options` are those of paho's `connect`. A client that was not let in is released.
+    Runs in the caller's thread; `options` are those of paho's `connect`. A client that was not let
+    in is released.
     """
     with ExitStack() as unless_let_in:
         unless_let_in.callback(client.release)
         deadline = time.monotonic() + timeout
-        client.answer, client.alert = "", None
+        client.answer = ""
+        client.alert = None
         client.connect_timeout = timeout
         try:
             client.connect(endpoint.host, endpoint.port, keepalive, **options)
@@ -192,8 +243,9 @@ def handshake(client: PahoClient, endpoint: Endpoint, timeout: float, keepalive:
 def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     """Return MQTT 5 if the broker speaks it, else 3.1.1.
 
-    Asked with a CONNECT that is empty, but for the version: an old broker misreads MQTT 5's properties or what follows
-    them as lengths and may wait for ever. One that wants credentials refuses, in the version that it speaks.
+    Asked with a CONNECT that is empty, but for the version: an old broker misreads MQTT 5's
+    properties or what follows them as lengths and may wait for ever. One that wants credentials
+    refuses, in the version that it speaks.
     """
     client = PahoClient(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
     answer = handshake(client, endpoint, timeout)
@@ -207,31 +259,42 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
     place = f"{endpoint.host}:{endpoint.port}"
     match error:
         case socket.gaierror():
-            what, remedy = f"the host name {endpoint.host} is unknown", "check its spelling and this machine's DNS"
+            what = f"the host name {endpoint.host} is unknown"
+            remedy = "check its spelling and this machine's DNS"
         case ConnectionRefusedError():
-            what, remedy = f"nothing listens at {place}: connection refused", "start the broker, or correct the port"
+            what = f"nothing listens at {place}: connection refused"
+            remedy = "start the broker, or correct the port"
         case TimeoutError():
-            what, remedy = f"no answer from {place} within {timeout:g} s", "check address, scheme, network and firewall"
+            what = f"no answer from {place} within {timeout:g} s"
+            remedy = "check address, scheme, network and firewall"
         case ssl.SSLCertVerificationError():
             what = f"the certificate of {place} is not trusted: {error.verify_message}"
-            remedy = VERIFY.get(error.verify_code, "") or (
-                "this is not the broker of the kit's federation: check the address"
-                if endpoint.kit
-                else "give the CA certificate that signed it (--ca), and the host name that it was made for"
-            )
-        # Scheme and port of a kit are right. Which of the two comes depends on Python's patch release.
+            remedy = VERIFY.get(error.verify_code, "")
+            if not remedy and endpoint.kit:
+                remedy = "this is not the broker of the kit's federation: check the address"
+            elif not remedy:
+                remedy = (
+                    "give the CA certificate that signed it (--ca), and the host name that it "
+                    "was made for"
+                )
+        # Scheme and port of a kit are right. Which of the two comes depends on Python's patch
+        # release.
         case ssl.SSLEOFError() | ssl.SSLZeroReturnError() if endpoint.kit:
             return _full_error(endpoint)
         case ssl.SSLError() if fault := certificate_fault(error):
-            what, remedy = f"{place} does not accept our certificate: {fault[0]}", fault[1]
+            what = f"{place} does not accept our certificate: {fault[0]}"
+            remedy = fault[1]
         case ssl.SSLError():
             what = f"no TLS connection to {place}: {error.reason or error}"
-            remedy = "check that this is the port for TLS; without TLS the scheme is mqtt:// or ws://"
+            remedy = (
+                "check that this is the port for TLS; without TLS the scheme is mqtt:// or ws://"
+            )
         case paho.WebsocketConnectionError():
             what = f"no WebSocket at {place}{endpoint.path}: {error}"
             remedy = "check port and path; without WebSockets the scheme is mqtt:// or mqtts://"
         case _:
-            what, remedy = f"no connection to {place}: {error}", "check address, network and firewall"
+            what = f"no connection to {place}: {error}"
+            remedy = "check address, network and firewall"
     if isinstance(error, (ConnectionRefusedError, TimeoutError)) or error.errno in (
         errno.ENETUNREACH,
         errno.EHOSTUNREACH,
@@ -243,7 +306,8 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
 def _full_error(endpoint: Endpoint) -> BrokerFullError:
     return BrokerFullError(
         f"the broker {endpoint} takes no more connections",
-        "find in its log which user holds them, and revoke it (edge-node provision --revoke); then restart the broker",
+        "find in its log which user holds them, and revoke it (edge-node provision --revoke); "
+        "then restart the broker",
     )
 
 
@@ -256,7 +320,10 @@ def refused_error(endpoint: Endpoint, answer: str) -> BrokerError:
     """The error that says what to do about a broker that refused us."""
     match answer:
         case "Bad user name or password" | "Not authorized":
-            remedy = "check user name and password (EDGE_NODE_PASSWORD), or ask who runs the broker to admit them"
+            remedy = (
+                "check user name and password (EDGE_NODE_PASSWORD), or ask who runs the broker "
+                "to admit them"
+            )
         case "Client identifier not valid":
             remedy = "ask who runs the broker which names it admits"
         case "Server unavailable" | "Server busy" | "Quota exceeded" | "Connection rate exceeded":
@@ -264,6 +331,9 @@ def refused_error(endpoint: Endpoint, answer: str) -> BrokerError:
         case closed if closed == CLOSED and endpoint.kit:
             return _full_error(endpoint)
         case _:
-            remedy = f"check that scheme and port belong together ({', '.join(f'{s} {p}' for s, p in PORTS.items())})"
+            remedy = (
+                "check that scheme and port belong together "
+                f"({', '.join(f'{s} {p}' for s, p in PORTS.items())})"
+            )
             remedy += " and whether the broker demands a certificate (--kit, or --cert and --key)"
     return BrokerError(f"the broker {endpoint} did not let us in: {answer.lower()}", remedy)

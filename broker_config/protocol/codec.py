@@ -1,4 +1,7 @@
-"""Encoding of messages and tensors. Input is checked for size, type and values before use. Never pickle."""
+"""Encoding of messages and tensors.
+
+Input is checked for size, type and values before use. Never pickle.
+"""
 
 import json
 import math
@@ -15,12 +18,20 @@ from safetensors.numpy import load_file, save
 
 from broker_config.protocol import retired_fields
 from broker_config.protocol.errors import EdgeNodeError, abbreviate
-from broker_config.protocol.messages import AnyMessage, MaskingAnswer, MaskingStep, Message, TensorSpec
+from broker_config.protocol.messages import (
+    AnyMessage,
+    MaskingAnswer,
+    MaskingStep,
+    Message,
+    TensorSpec,
+)
 from broker_config.protocol.vfl_messages import VflMessage
 
 MAX_MESSAGE = 100 * 1024  # bytes
-ENVELOPE_MARK = b"\x01"  # begins a signed message (`signing`); neither JSON nor safetensors begin so
-ENVELOPE_HEADER = 1 + 64  # bytes of a signed message before its content: ENVELOPE_MARK and the signature
+# begins a signed message (`signing`); neither JSON nor safetensors begin so
+ENVELOPE_MARK = b"\x01"
+# bytes of a signed message before its content: ENVELOPE_MARK and the signature
+ENVELOPE_HEADER = 1 + 64
 ENCRYPTED_MARK = b"\x03"  # begins an encrypted message (`message_encryption`)
 COMPRESSED_MARK = zstandard.FRAME_HEADER  # begins a compressed message, or blob
 ENCRYPTION_OVERHEAD = 64  # bytes by which an encrypted message is longer than the message, at most
@@ -31,8 +42,11 @@ _HEADER_DTYPES = {
     "int64": "I64",
     "uint32": "U32",
 }  # what a TensorSpec may name, as safetensors writes it
-_COMPRESSED = (MaskingStep, MaskingAnswer)  # keys and shares of many nodes: hexadecimal, twice as long as their bytes
-_DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(AnyMessage | VflMessage)
+# keys and shares of many nodes: hexadecimal, twice as long as their bytes
+_COMPRESSED = (MaskingStep, MaskingAnswer)
+_DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(
+    AnyMessage | VflMessage
+)
 
 
 class DecodeError(ValueError):
@@ -43,18 +57,23 @@ class DecodeError(ValueError):
 
 
 def encode(message: AnyMessage | VflMessage) -> bytes:
-    """Return the message as JSON of at most MAX_MESSAGE bytes, some compressed; EdgeNodeError if it needs more."""
+    """Return the message as JSON of at most MAX_MESSAGE bytes, some compressed;
+    EdgeNodeError if it needs more.
+    """
     payload = msgspec.json.encode(message)
     if len(payload) > MAX_MESSAGE:
         raise EdgeNodeError(
             f"a {type(message).__name__} of {len(payload)} bytes exceeds a message's {MAX_MESSAGE}",
             "take fewer classes, or shorter names",
         )
-    return zstandard.compress(payload, level=1) if isinstance(message, _COMPRESSED) else payload  # no level finds more
+    # no level finds more
+    return zstandard.compress(payload, level=1) if isinstance(message, _COMPRESSED) else payload
 
 
 def decode(payload: bytes, expect: type[M]) -> M:
-    """Return the message in `payload`, which must be an `expect`; DecodeError says why it is not."""
+    """Return the message in `payload`, which must be an `expect`;
+    DecodeError says why it is not.
+    """
     message = _decode(payload)
     if not isinstance(message, expect):
         raise DecodeError(f"a {type(message).__name__}, not a {expect.__name__}")
@@ -62,10 +81,15 @@ def decode(payload: bytes, expect: type[M]) -> M:
 
 
 def decode_any(payload: bytes) -> AnyMessage:
-    """Return the message in `payload`, of whichever type a federation has; DecodeError if it is none."""
+    """Return the message in `payload`, of whichever type a federation has;
+    DecodeError if it is none.
+    """
     message = _decode(payload)
     if isinstance(message, VflMessage):
-        raise DecodeError(f"a {type(message).__name__}, which belongs to vertical federated learning (edge-node vfl)")
+        raise DecodeError(
+            f"a {type(message).__name__}, which belongs to vertical federated learning "
+            "(edge-node vfl)"
+        )
     return message
 
 
@@ -93,12 +117,15 @@ def _decode(payload: bytes) -> AnyMessage | VflMessage:
 def _find_retired_value(payload: bytes) -> str:
     try:
         return retired_fields.find_value(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # behind what the decoder has stumbled over
+    # behind what the decoder has stumbled over
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
 
 
 def decompress(frame: bytes, most: int) -> bytes:
-    """Return what a zstd frame holds; DecodeError unless it says that these are at most `most` bytes, and they are."""
+    """Return what a zstd frame holds; DecodeError unless it says that these are at most `most`
+    bytes, and they are.
+    """
     try:
         size = zstandard.frame_content_size(frame)
         if not 0 <= size <= most:
@@ -109,7 +136,9 @@ def decompress(frame: bytes, most: int) -> bytes:
 
 
 def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Return such tensors as safetensors without metadata; the bytes depend on names and values only."""
+    """Return such tensors as safetensors without metadata;
+    the bytes depend on names and values only.
+    """
     for name, array in tensors.items():
         if array.dtype.name not in _HEADER_DTYPES:
             raise TypeError(f"tensors are float32, int64 or uint32, and {name!r} is {array.dtype}")
@@ -117,11 +146,13 @@ def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     return data
 
 
-def read_tensors(path: Path, expected: Mapping[str, TensorSpec]) -> Iterator[tuple[str, np.ndarray]]:
+def read_tensors(
+    path: Path, expected: Mapping[str, TensorSpec]
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors of a safetensors file in the order of their names.
 
-    DecodeError before the first one if there are others than `expected`, or of another type or shape; later if a tensor
-    holds NaN or infinity.
+    DecodeError before the first one if there are others than `expected`, or of another type or
+    shape; later if a tensor holds NaN or infinity.
     """
     if path.stat().st_size > encoded_size(expected):
         raise DecodeError("the file is larger than its tensors")
@@ -146,12 +177,16 @@ class Rows(NamedTuple):
 
 
 def read_rows(path: Path, parts: Sequence[Rows]) -> np.ndarray:
-    """Return these rows of a file that `read_tensors` has gone through, as one vector; nothing else is read."""
+    """Return these rows of a file that `read_tensors` has gone through, as one vector;
+    nothing else is read.
+    """
     with safe_open(path, framework="np") as file:
         slices = [(file.get_slice(name), start, stop) for name, start, stop in parts]
-        return np.concatenate(
-            [np.ravel(each[start:stop] if each.get_shape() else each[...]) for each, start, stop in slices]
-        )
+        flat_parts = []
+        for each, start, stop in slices:
+            shape = each[start:stop] if each.get_shape() else each[...]
+            flat_parts.append(np.ravel(shape))
+        return np.concatenate(flat_parts)
 
 
 def _check_header(file: Any, expected: Mapping[str, TensorSpec]) -> None:
@@ -167,19 +202,30 @@ def _check_header(file: Any, expected: Mapping[str, TensorSpec]) -> None:
         if header.get_dtype() != (dtype := _HEADER_DTYPES[spec.dtype]):
             raise DecodeError(f"tensor {name!r} is {header.get_dtype()}, not {dtype}")
         if tuple(header.get_shape()) != spec.shape:
-            raise DecodeError(f"tensor {name!r} has shape {tuple(header.get_shape())}, not {spec.shape}")
+            raise DecodeError(
+                f"tensor {name!r} has shape {tuple(header.get_shape())}, not {spec.shape}"
+            )
 
 
 def encoded_size(expected: Mapping[str, TensorSpec]) -> int:
-    """Return an upper bound, in bytes, of `encode_tensors` for such tensors: what a manifest may promise at most."""
-    return 8 + 8 + sum(_encoded_size(name, spec.dtype, spec.shape) for name, spec in expected.items())
+    """Return an upper bound, in bytes, of `encode_tensors` for such tensors:
+    what a manifest may promise at most.
+    """
+    return (
+        8 + 8 + sum(_encoded_size(name, spec.dtype, spec.shape) for name, spec in expected.items())
+    )
 
 
 @lru_cache(maxsize=4096)  # asked for each file that is read
 def _encoded_size(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of one tensor and of its entry in the header, at most."""
     entry = len('"":{"dtype":"F32","shape":[],"data_offsets":[,]},') + 2 * 20
-    return len(json.dumps(name)) + len(str(shape)) + entry + np.dtype(dtype).itemsize * math.prod(shape)
+    return (
+        len(json.dumps(name))
+        + len(str(shape))
+        + entry
+        + np.dtype(dtype).itemsize * math.prod(shape)
+    )
 
 
 def encode_chunk(index: int, data: bytes | memoryview) -> bytes:

@@ -16,9 +16,18 @@ _NO_MORE = re.compile(
     "|can't allocate memory|failed to map segment"  # torch's words, and the loader's
 )
 _TRAIN = (  # what the line's install lacks
-    "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "scipy", "sklearn", "threadpoolctl", "torch",
+    "amqtt",
+    "jinja2",
+    "markupsafe",
+    "onnx",
+    "onnxscript",
+    "psutil",
+    "scipy",
+    "sklearn",
+    "threadpoolctl",
+    "torch",
     "torchvision",
-)  # fmt: skip
+)
 
 
 class EdgeNodeError(Exception):
@@ -63,7 +72,8 @@ class PeerError(Exception):
 
     def __init__(self, peer: str, why: str, round_: int | None = None, remedy: str = ""):
         why = abbreviate(why)
-        super().__init__(f"{peer}{'' if round_ is None else f' in round {round_}'}: {why}")
+        round_text = "" if round_ is None else f" in round {round_}"
+        super().__init__(f"{peer}{round_text}: {why}")
         self.peer = peer
         self.why = why
         self.round = round_
@@ -88,7 +98,11 @@ def abbreviate(text: str, most: int = 300) -> str:
 
 def replace_unprintable(text: str, keep: str = "\n") -> str:
     """Make a text that others may have written safe for a terminal: it cannot move the cursor."""
-    return "".join(each if each.isprintable() or each in keep else "\N{REPLACEMENT CHARACTER}" for each in text)
+    isprintables = []
+    for each in text:
+        isprintable = each if each.isprintable() or each in keep else "\N{REPLACEMENT CHARACTER}"
+        isprintables.append(isprintable)
+    return "".join(isprintables)
 
 
 def explain(error: Exception) -> EdgeNodeError:
@@ -99,24 +113,34 @@ def explain(error: Exception) -> EdgeNodeError:
         return scarce
     match error:
         case OSError(errno=number, filename=name, strerror=reason) if number in _FULL:
-            return EdgeNodeError(f"cannot write{f' {name}' if name else ''}: {reason}", "free some space on this disk")
+            name_text = f" {name}" if name else ""
+            return EdgeNodeError(
+                f"cannot write{name_text}: {reason}",
+                "free some space on this disk",
+            )
         case OSError(errno=number, filename=str(name), strerror=reason) if number in _FORBIDDEN:
             return EdgeNodeError(
-                f"{name} may not be used: {reason}", "make it accessible for this user, or name another"
+                f"{name} may not be used: {reason}",
+                "make it accessible for this user, or name another",
             )
         case FileNotFoundError(filename=str(name), strerror=reason):
             return EdgeNodeError(
                 f"{name} is missing: {reason}",
-                "name one that exists; if it was removed while edge-node ran, restore its folder from a copy",
+                "name one that exists; if it was removed while edge-node ran, restore its folder "
+                "from a copy",
             )
         case ModuleNotFoundError(name=name) if name in _TRAIN:
             return EdgeNodeError(
-                f"this needs {name}, which is not installed here", "install the trainer: pip install 'edge-node[train]'"
+                f"this needs {name}, which is not installed here",
+                "install the trainer: pip install 'edge-node[train]'",
             )
-        case ModuleNotFoundError(name="matplotlib" | "ray" | "gymnasium" | "stable_baselines3" as name):
+        case ModuleNotFoundError(
+            name="matplotlib" | "ray" | "gymnasium" | "stable_baselines3" as name
+        ):
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here",
-                "in a checkout, install what research needs: pip install --editable '.[train,research]'",
+                "in a checkout, install what research needs: pip install --editable "
+                "'.[train,research]'",
             )
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "google":
             return EdgeNodeError(
@@ -127,31 +151,47 @@ def explain(error: Exception) -> EdgeNodeError:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return BugError(
         f"this is a bug in edge-node: {what} ({Path(place.filename).name}, line {place.lineno})",
-        "run it again as edge-node --debug COMMAND ..., and report the traceback to whoever gave you edge-node",
+        "run it again as edge-node --debug COMMAND ..., and report the traceback to whoever gave "
+        "you edge-node",
     )
 
 
 def explain_scarcity(error: BaseException | None) -> EdgeNodeError | None:
-    """The error for the user if this one, or one that led to it, says that the system grants us no more."""
+    """The error for the user if this one, or one that led to it,
+    says that the system grants us no more.
+    """
     while error:
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.EMFILE, errno.ENFILE) or _NO_FILES.search(str(error)):
             return EdgeNodeError(
                 f"too many files and connections are open: {os.strerror(number or errno.EMFILE)}",
-                "raise the limit (ulimit -n 4096; LimitNOFILE= in a service), or end what holds so many open",
+                "raise the limit (ulimit -n 4096; LimitNOFILE= in a service), or end what holds "
+                "so many open",
             )
-        if number in (errno.ENOMEM, errno.EAGAIN) or isinstance(error, MemoryError) or _NO_MORE.search(str(error)):
+        if (
+            number in (errno.ENOMEM, errno.EAGAIN)
+            or isinstance(error, MemoryError)
+            or _NO_MORE.search(str(error))
+        ):
             return EdgeNodeError(
-                f"memory or processes do not suffice: {abbreviate(str(error)) or type(error).__name__}",
-                "end what takes so much, or raise limits (ulimit -v, ulimit -u; MemoryMax=, TasksMax= in a service)",
+                "memory or processes do not suffice: "
+                f"{abbreviate(str(error)) or type(error).__name__}",
+                "end what takes so much, or raise limits (ulimit -v, ulimit -u; MemoryMax=, "
+                "TasksMax= in a service)",
             )
         error = error.__cause__ or error.__context__
     return None
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """A remedy that names the known words that start with a wrong one, else the nearest, else all of them."""
+    """A remedy that names the known words that start with a wrong one, else the nearest,
+    else all of them.
+    """
     known = list(known)
     begun = [each for each in known if each.startswith(wrong)]
     close = begun or difflib.get_close_matches(wrong, known, n=1)
-    return f"did you mean {close[0]!r}?" if len(close) == 1 else f"take one of {', '.join(close or known) or '(none)'}"
+    return (
+        f"did you mean {close[0]!r}?"
+        if len(close) == 1
+        else f"take one of {', '.join(close or known) or '(none)'}"
+    )

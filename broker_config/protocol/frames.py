@@ -1,7 +1,8 @@
-"""Frames that VFL sensors and their head send in every round: arrays, as MessagePack, one frame a PUBLISH.
+"""Frames that VFL sensors and their head send in every round: arrays, as MessagePack,
+one frame a PUBLISH.
 
-Frames are parted so that each fits a packet. Arrays are little-endian float32, row after row; their shapes follow from
-the spec and from the number of rows, which the receiver checks.
+Frames are parted so that each fits a packet. Arrays are little-endian float32, row after row; their
+shapes follow from the spec and from the number of rows, which the receiver checks.
 """
 
 from typing import Annotated
@@ -21,7 +22,10 @@ Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
 class Frame(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of what holds arrays. `attempt` grows whenever training goes back to a checkpoint: older ones are void."""
+    """Base of what holds arrays.
+
+    `attempt` grows whenever training goes back to a checkpoint: older ones are void.
+    """
 
     run: RunId
     attempt: Period
@@ -29,9 +33,12 @@ class Frame(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Opened(Frame, frozen=True, kw_only=True):
-    """Head -> all: a round opens. The set is `first` to `last`; `products` are those from position `since` on.
+    """Head -> all: a round opens.
 
-    A sensor that lacks products before `since` says VflHello again and gets this frame with all of them, on `down`.
+    The set is `first` to `last`; `products` are those from position `since` on.
+
+    A sensor that lacks products before `since` says VflHello again and gets this frame with all of
+    them, on `down`.
     """
 
     first: Count
@@ -49,7 +56,8 @@ class Embeddings(Frame, frozen=True, kw_only=True):
     row: Count
     received: bytes  # float32 [n, D_k], as the channel leaves it
     second: bytes = b""  # the other copy that the denoiser learns from: as many, or none
-    missing: Annotated[tuple[Count, ...], Meta(max_length=100_000)] = ()  # rows of this part that it has no sample of
+    # rows of this part that it has no sample of
+    missing: Annotated[tuple[Count, ...], Meta(max_length=100_000)] = ()
     part: Count = 0
     parts: Annotated[int, Meta(ge=1, le=10_000)] = 1
     collection: Seconds = 0.0  # until its samples were there
@@ -58,19 +66,26 @@ class Embeddings(Frame, frozen=True, kw_only=True):
 
 
 class Represented(Frame, frozen=True, kw_only=True):
-    """Head -> all (`labels` shared): Phi (eq. 4), or a part of it, and how many local iterations each sensor takes."""
+    """Head -> all (`labels` shared): Phi (eq.
+
+    4), or a part of it, and how many local iterations each sensor takes.
+    """
 
     row: Count
     head: bytes = b""  # float32: weight [C, sum of D_k], then bias [C]; in part 0
-    embeddings: Annotated[tuple[bytes, ...], Meta(max_length=64)]  # of each sensor [n, D_k], denoised
+    # of each sensor [n, D_k], denoised
+    embeddings: Annotated[tuple[bytes, ...], Meta(max_length=64)]
     labels: bytes  # uint16 [n]
-    iterations: Annotated[tuple[Count, ...], Meta(max_length=64)]  # E_{t,k}, in the order of sensors; 0: has no product
+    # E_{t,k}, in the order of sensors; 0: has no product
+    iterations: Annotated[tuple[Count, ...], Meta(max_length=64)]
     part: Count = 0
     parts: Annotated[int, Meta(ge=1, le=10_000)] = 1
 
 
 class Graded(Frame, frozen=True, kw_only=True):
-    """Head -> one sensor (`labels` server): the gradient of each product's loss at its embedding, or a part of it."""
+    """Head -> one sensor (`labels` server): the gradient of each product's loss at its
+    embedding, or a part of it.
+    """
 
     row: Count
     gradient: bytes  # float32 [n, D_k]
@@ -100,7 +115,9 @@ def encode_frame(frame: AnyFrame) -> bytes:
 
 
 def decode_frame(payload: bytes) -> AnyFrame:
-    """The frame in `payload`, its fields validated but not its arrays' lengths; DecodeError if it is none."""
+    """The frame in `payload`, its fields validated but not its arrays' lengths;
+    DecodeError if it is none.
+    """
     if len(payload) > LARGEST_FRAME:
         raise DecodeError(f"longer than the {LARGEST_FRAME} bytes of a frame")
     try:

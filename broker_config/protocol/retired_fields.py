@@ -1,4 +1,6 @@
-"""Fields that messages of v1 once had. Their default is still accepted; any other value is refused by name.
+"""Fields that messages of v1 once had.
+
+Their default is still accepted; any other value is refused by name.
 
 So are values that a field once could have.
 """
@@ -21,18 +23,28 @@ RETIRED_FIELDS: Mapping[str, Mapping[str, object]] = {
     },
     "Accepted": {"counted_in": 0},
 }
-"""Message -> field -> its default. A message without the field means the default, as it always has."""
+"""Message -> field -> its default.
+
+A message without the field means the default, as it always has.
+"""
 
 RETIRED_VALUES: Mapping[str, Mapping[str, Collection[str]]] = {
-    "Spec": {"aggregation.rule": ("median", "trimmed_mean", "norm_clip"), "codec": ("fp16", "int8", "int2")},
+    "Spec": {
+        "aggregation.rule": ("median", "trimmed_mean", "norm_clip"),
+        "codec": ("fp16", "int8", "int2"),
+    },
 }
-"""Message -> field, with the name of the field that it is part of -> values that it once could have."""
+"""Message -> field, with the name of the field that it is part of -> values that it once could
+have.
+"""
 
 REMEDY = "finish the run with the version of edge-node that began it"
 
 
 def find_fault(message: str, payload: bytes) -> str:
-    """Return what a message (its type, and its JSON, which has been decoded) asks for in vain; empty if nothing."""
+    """Return what a message (its type, and its JSON,
+    which has been decoded) asks for in vain; empty if nothing.
+    """
     defaults = RETIRED_FIELDS.get(message)
     if defaults is None:
         return ""
@@ -40,12 +52,17 @@ def find_fault(message: str, payload: bytes) -> str:
     for field, default in defaults.items():
         value = sent.get(field, default)
         if value != default:
-            return f"this version of edge-node has no {field}, and the {message} has {abbreviate(str(value), 60)}"
+            return (
+                f"this version of edge-node has no {field}, and the {message} has "
+                f"{abbreviate(str(value), 60)}"
+            )
     return ""
 
 
 def find_value(payload: bytes) -> str:
-    """Return which retired value a message has (its JSON, which has not been decoded); empty if none."""
+    """Return which retired value a message has (its JSON, which has not been decoded);
+    empty if none.
+    """
     sent = msgspec.json.decode(payload)
     if not isinstance(sent, dict):
         return ""

@@ -7,13 +7,18 @@ import msgspec
 
 from broker_config.protocol.messages import Spec, TensorSpec
 
-MASKED_WEIGHT = "masked.weight"  # of a masked contribution, in whole parts of the largest one that a method allows
+# of a masked contribution, in whole parts of the largest one that a method allows
+MASKED_WEIGHT = "masked.weight"
 NO_BASE = hashlib.sha256(b"").hexdigest()  # the base of a delta that makes a broadcast of nothing
 
 
 def is_statistics_round(spec: Spec, round_: int) -> bool:
-    """Whether nodes contribute their statistics to this round instead of training: the last one, or also the first."""
-    return bool(spec.statistics) and (round_ == spec.rounds or (spec.statistics_first and round_ == 1))
+    """Whether nodes contribute their statistics to this round instead of training:
+    the last one, or also the first.
+    """
+    return bool(spec.statistics) and (
+        round_ == spec.rounds or (spec.statistics_first and round_ == 1)
+    )
 
 
 def count_training_rounds(spec: Spec) -> int:
@@ -25,11 +30,10 @@ def contribution_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     """What a node's contribution to this round holds; nothing if it bears no blob."""
     if is_statistics_round(spec, round_):
         return spec.statistics
-    shared = {
-        name: tensor
-        for name, tensor in spec.tensors.items()
-        if any(f"{name}.".startswith(f"{prefix}.") for prefix in spec.sends)
-    }
+    shared = {}
+    for name, tensor in spec.tensors.items():
+        if any(f"{name}.".startswith(f"{prefix}.") for prefix in spec.sends):
+            shared[name] = tensor
     return {**shared, **spec.relays}
 
 
@@ -38,15 +42,21 @@ def masked_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     tensors = contribution_tensors(spec, round_)
     if is_statistics_round(spec, round_):
         return tensors
-    words = {name: TensorSpec(tensor.shape, tensor.scale, "uint32") for name, tensor in tensors.items()}
+    words = {
+        name: TensorSpec(tensor.shape, tensor.scale, "uint32") for name, tensor in tensors.items()
+    }
     return {**words, MASKED_WEIGHT: TensorSpec((), 0, "uint32")}
 
 
 def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
-    """What the broadcast that this round starts from holds; `spec.rounds` + 1 stands for the run's result."""
+    """What the broadcast that this round starts from holds;
+    `spec.rounds` + 1 stands for the run's result.
+    """
     return {**spec.tensors, **spec.statistics} if round_ > spec.rounds else spec.tensors
 
 
 def basis(spec: Spec, broadcast: str) -> str:
-    """What a node's statistics were computed with: SHA-256 over a broadcast's digest and the spec's preprocessing."""
+    """What a node's statistics were computed with:
+    SHA-256 over a broadcast's digest and the spec's preprocessing.
+    """
     return hashlib.sha256(broadcast.encode() + msgspec.json.encode(spec.preprocessing)).hexdigest()

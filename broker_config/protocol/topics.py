@@ -1,4 +1,7 @@
-"""Topic names, as functions. The protocol's version is in the root, so versions never meet by accident."""
+"""Topic names, as functions.
+
+The protocol's version is in the root, so versions never meet by accident.
+"""
 
 import re
 
@@ -20,7 +23,8 @@ def check_name(name: str, what: str) -> str:
     """Return `name` if it may stand in a topic, else raise UsageError."""
     if not is_name(name):
         raise UsageError(
-            f"{what} {name!r} cannot be used", "take up to 64 letters, digits, '.', '_' or '-', a letter or digit first"
+            f"{what} {name!r} cannot be used",
+            "take up to 64 letters, digits, '.', '_' or '-', a letter or digit first",
         )
     return name
 
@@ -28,14 +32,19 @@ def check_name(name: str, what: str) -> str:
 def check_node(name: str) -> str:
     """Return `name` if a node may have it, else raise UsageError."""
     if name in (COORDINATOR, MONITOR):
-        raise UsageError(f"a node cannot be named {name!r}", "take a node's kit (--kit), or choose another name")
+        raise UsageError(
+            f"a node cannot be named {name!r}", "take a node's kit (--kit), or choose another name"
+        )
     return check_name(name, "the node's name")
 
 
 def check_federation(name: str) -> str:
     """Return `name` if a federation may have it, else raise UsageError."""
     if name == TRIAL:
-        raise UsageError(f"a federation cannot be named {name!r}: edge-node doctor uses that", "choose another name")
+        raise UsageError(
+            f"a federation cannot be named {name!r}: edge-node doctor uses that",
+            "choose another name",
+        )
     return check_name(name, "the federation's name")
 
 
@@ -80,7 +89,10 @@ def chunks(federation: str, holder: str, digest: str, chunk_size: int | str) -> 
 
 
 def status(federation: str) -> str:
-    """Coordinator -> whoever watches, retained: how the federation is doing. `+` for any federation."""
+    """Coordinator -> whoever watches, retained: how the federation is doing.
+
+    `+` for any federation.
+    """
     return f"{ROOT}/{federation}/status"
 
 
@@ -95,7 +107,9 @@ def representation(federation: str) -> str:
 
 
 def predictions(federation: str) -> str:
-    """VFL head's service -> whoever watches, the last one retained: one JSON object for each prediction."""
+    """VFL head's service -> whoever watches, the last one retained:
+    one JSON object for each prediction.
+    """
     return f"{ROOT}/{federation}/vfl/predictions"
 
 
@@ -115,7 +129,9 @@ def products(federation: str, sensor: str) -> str:
 
 
 def verdicts(line: str) -> str:
-    """Line daemon -> whoever watches the line, the last one retained: one JSON object for each outcome."""
+    """Line daemon -> whoever watches the line, the last one retained:
+    one JSON object for each outcome.
+    """
     return f"{ROOT}/lines/{line}/verdicts"
 
 
@@ -125,7 +141,9 @@ def home_assistant(line: str) -> str:
 
 
 def line_namespace(name: str) -> str:
-    """In place of a federation's name in `want` and `chunks` of a line's bundles, on the plant's own broker."""
+    """In place of a federation's name in `want` and `chunks` of a line's bundles,
+    on the plant's own broker.
+    """
     return f"lines/{name}"
 
 
@@ -140,7 +158,9 @@ def bundle_answers(line: str) -> str:
 
 
 def expected_signer(topic: str) -> str | None:
-    """The one member that may publish on a topic; None for chunks and requests for them, which nobody signs."""
+    """The one member that may publish on a topic; None for chunks and requests for them,
+    which nobody signs.
+    """
     match topic.split("/")[3:]:
         case ["spec" | "round" | "status"] | ["nodes", _, "down"]:
             return COORDINATOR
@@ -174,7 +194,9 @@ def replace_blob(topic: str, digest: str) -> str:
 
 
 def private_to(topic: str) -> str | None:
-    """The node that alone talks with the coordinator on this topic of messages or blobs; None where all read along."""
+    """The node that alone talks with the coordinator on this topic of messages or blobs;
+    None where all read along.
+    """
     match topic.split("/")[3:]:
         case ["nodes", node, "up" | "down"]:
             return node

@@ -1,1 +1,3 @@
-"""Security of a federation: certificates, member registry, kits, signatures, access list, trust files."""
+"""Security of a federation: certificates, member registry, kits, signatures, access list,
+trust files.
+"""

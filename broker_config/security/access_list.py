@@ -1,6 +1,9 @@
-"""Access rights on topics: the table from which a broker's access list is made, and by which a broker is examined."""
+"""Access rights on topics: the table from which a broker's access list is made,
+and by which a broker is examined.
+"""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from broker_config.protocol import topics
@@ -20,7 +23,9 @@ _NOTHING = Rights((), ())
 
 
 def rights(name: str, federation: str) -> Rights:
-    """The rights that `coordinator`, `monitor` or else a node needs in a federation (`+`: in any)."""
+    """The rights that `coordinator`, `monitor` or else a node needs in a federation (`+`:
+    in any).
+    """
     match name:
         case topics.COORDINATOR:
             return _coordinator(federation)
@@ -112,18 +117,27 @@ def _node(me: str, federation: str) -> Rights:
 
 
 def acl(federation: str, revoked: Iterable[str] = ()) -> str:
-    """Mosquitto's access list (`acl_file`) for a federation, and for that in which `edge-node doctor` tries things out.
+    """Mosquitto's access list (`acl_file`) for a federation,
+    and for that in which `edge-node doctor` tries things out.
 
-    Users have the names of their nodes. Patterns hold for every user, and users' own lines add what they have besides.
-    Who is `revoked` may read and write nothing, whichever certificate he shows.
+    Users have the names of their nodes. Patterns hold for every user, and users' own lines add what
+    they have besides. Who is `revoked` may read and write nothing, whichever certificate he shows.
     """
     federations = [federation] if federation == "+" else [federation, topics.TRIAL]
     sections = []
     for name in (topics.COORDINATOR, topics.MONITOR):
-        lines = [line for each in federations for line in _lines(rights(name, each), _node(name, each))]
+        lines = list(
+            chain.from_iterable(
+                _lines(rights(name, each), _node(name, each)) for each in federations
+            )
+        )
         sections.append([f"user {name}", *(f"topic {line}" for line in lines)])
     sections += [[f"user {name}", "topic deny #"] for name in revoked]
-    sections.append([f"pattern {line}" for each in federations for line in _lines(_node(_USER, each))])
+    line_texts = []
+    for each in federations:
+        for line in _lines(_node(_USER, each)):
+            line_texts.append(f"pattern {line}")
+    sections.append(line_texts)
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 

@@ -1,4 +1,7 @@
-"""The authority's answer to a member's request: what its kit holds beside the private keys. Holds no secret."""
+"""The authority's answer to a member's request: what its kit holds beside the private keys.
+
+Holds no secret.
+"""
 
 from pathlib import Path
 
@@ -53,12 +56,18 @@ def read(path: Path) -> Answer:
     """
     file = read_json(path, _SignedAnswer, "answer", _AGAIN)
     if file.edge_node_answer != _FORMAT:
-        raise UsageError(f"{path} is an answer of another version of edge-node", "upgrade edge-node here")
+        raise UsageError(
+            f"{path} is an answer of another version of edge-node", "upgrade edge-node here"
+        )
     try:
-        found = msgspec.json.decode(open_envelope(file.authority, _CONTEXT, file.signed), type=Answer)
+        found = msgspec.json.decode(
+            open_envelope(file.authority, _CONTEXT, file.signed), type=Answer
+        )
         if found.authority != file.authority:
             raise ForgedError("it is of another authority than it says")
-        certificate_authority.check_issued(found.certificate, found.ca, found.federation, found.name)
+        certificate_authority.check_issued(
+            found.certificate, found.ca, found.federation, found.name
+        )
     except (msgspec.MsgspecError, ValueError) as error:  # ForgedError is a ValueError
         raise UsageError(f"the answer {path} cannot be relied on: {error}", _AGAIN) from None
     return found

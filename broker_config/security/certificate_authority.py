@@ -1,6 +1,8 @@
-"""A federation's certificate authority: X.509 certificates for its broker and members, and the revocation list.
+"""A federation's certificate authority: X.509 certificates for its broker and members,
+and the revocation list.
 
-Certificates have every extension that RFC 5280 asks for: from Python 3.13 on the verifying side insists.
+Certificates have every extension that RFC 5280 asks for: from Python 3.13 on the verifying side
+insists.
 """
 
 import ipaddress
@@ -19,13 +21,17 @@ from msgspec import Struct
 from broker_config.protocol.errors import UsageError
 
 LIFETIME = timedelta(days=3650)
-EARLY = timedelta(days=1)  # certificates are valid from yesterday on: clocks of boxes are wrong by hours
+# certificates are valid from yesterday on: clocks of boxes are wrong by hours
+EARLY = timedelta(days=1)
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 class KeyPair(Struct, frozen=True):
-    """A certificate and its private key, both PEM; no key where its owner keeps it. Its repr shows no secret."""
+    """A certificate and its private key, both PEM; no key where its owner keeps it.
+
+    Its repr shows no secret.
+    """
 
     certificate: str
     key: str = ""
@@ -64,7 +70,8 @@ def create_authority(federation: str, now: datetime) -> KeyPair:
 def issue_member(
     authority: KeyPair, federation: str, member: str, now: datetime, end: datetime, public: str = ""
 ) -> KeyPair:
-    """A certificate with which `member` connects to the broker; it expires no later than the authority's.
+    """A certificate with which `member` connects to the broker;
+    it expires no later than the authority's.
 
     It is for the `public` key (PEM), whose owner keeps the private one, else for a new one.
     """
@@ -84,13 +91,15 @@ def issue_broker(
     end: datetime,
     before: KeyPair | None = None,
 ) -> KeyPair:
-    """A certificate with which the broker proves to be at one of `hosts`; for its key `before`, else for a new one.
+    """A certificate with which the broker proves to be at one of `hosts`;
+    for its key `before`, else for a new one.
 
     Raises:
         UsageError: one of them is no host name or address.
     """
     private = before.key if before else new_private()
-    key = _load_public(before.public if before else public_of(private))
+    pem = before.public if before else public_of(private)
+    key = _load_public(pem)
     names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     builder = (
         _leaf(authority, subject(federation, "broker"), key, now, end)
@@ -101,7 +110,9 @@ def issue_broker(
 
 
 def check_issued(certificate: str, ca: str, federation: str, member: str) -> None:
-    """Raise ValueError unless the certificate is this member's, and issued by the authority `ca` (PEM)."""
+    """Raise ValueError unless the certificate is this member's,
+    and issued by the authority `ca` (PEM).
+    """
     found = parse(certificate)
     if found.subject != subject(federation, member):
         raise ValueError("its certificate is somebody else's")
@@ -112,10 +123,15 @@ def check_issued(certificate: str, ca: str, federation: str, member: str) -> Non
         raise ValueError("its certificate is of another authority") from None
 
 
-def revocation_list(authority: KeyPair, revoked: Mapping[str, datetime], now: datetime, number: int) -> str:
-    """The revocation list (CRL, PEM) of certificates: hexadecimal serial -> when. `number` counts the lists from 1.
+def revocation_list(
+    authority: KeyPair, revoked: Mapping[str, datetime], now: datetime, number: int
+) -> str:
+    """The revocation list (CRL, PEM) of certificates: hexadecimal serial -> when.
 
-    It does not expire before the authority does: a broker whose list has expired admits nobody any more.
+    `number` counts the lists from 1.
+
+    It does not expire before the authority does: a broker whose list has expired admits nobody any
+    more.
     """
     ca = parse(authority.certificate)
     builder = (
@@ -127,7 +143,9 @@ def revocation_list(authority: KeyPair, revoked: Mapping[str, datetime], now: da
         .add_extension(x509.CRLNumber(number), critical=False)
     )
     for serial, when in revoked.items():
-        entry = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(when)
+        entry = (
+            x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(when)
+        )
         builder = builder.add_revoked_certificate(entry.build())
     return _pem(builder.sign(load_private(authority.key), hashes.SHA256()))
 
@@ -138,7 +156,10 @@ def parse(certificate: str) -> x509.Certificate:
 
 
 def subject(federation: str, common: str) -> x509.Name:
-    """The name of whom a certificate is for. The common name is what the broker takes for the user name."""
+    """The name of whom a certificate is for.
+
+    The common name is what the broker takes for the user name.
+    """
     attributes = ((NameOID.ORGANIZATION_NAME, federation), (NameOID.COMMON_NAME, common))
     return x509.Name([x509.NameAttribute(*each) for each in attributes])
 
@@ -156,7 +177,11 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _leaf(
-    authority: KeyPair, subject: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
+    authority: KeyPair,
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    end: datetime,
 ) -> x509.CertificateBuilder:
     ca = parse(authority.certificate)
     return (
@@ -168,7 +193,11 @@ def _leaf(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    end: datetime,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -235,9 +264,13 @@ def _pem(signed: x509.Certificate | x509.CertificateRevocationList) -> str:
 def pem_private(key: ec.EllipticCurvePrivateKey) -> str:
     """A private key, PEM."""
     plain = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain
+    ).decode()
 
 
 def pem_public(key: PublicKeyTypes) -> str:
     """A public key, PEM."""
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    ).decode()

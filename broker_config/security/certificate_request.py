@@ -1,8 +1,10 @@
-"""A member's request for certificates: public keys, with a proof that its sender has the private ones.
+"""A member's request for certificates: public keys,
+with a proof that its sender has the private ones.
 
-The file holds two PKCS#10 requests (RFC 2986, PEM), for the key of its TLS certificate and for that of its signatures.
-Each is signed with its own key, and has in the attribute unstructuredName the SHA-256 of the other's, so that halves of
-two requests do not make one. `openssl req -in FILE -noout -text -verify` shows the first.
+The file holds two PKCS#10 requests (RFC 2986, PEM), for the key of its TLS certificate and for that
+of its signatures. Each is signed with its own key, and has in the attribute unstructuredName the
+SHA-256 of the other's, so that halves of two requests do not make one. `openssl req -in FILE -noout
+-text -verify` shows the first.
 """
 
 import hashlib
@@ -23,7 +25,9 @@ from broker_config.security.kit import Keys, Kit
 from broker_config.security.received_file import read_bytes
 from broker_config.security.signing import fingerprint
 
-_REQUEST = re.compile(r"-----BEGIN CERTIFICATE REQUEST-----.*?-----END CERTIFICATE REQUEST-----", re.DOTALL)
+_REQUEST = re.compile(
+    r"-----BEGIN CERTIFICATE REQUEST-----.*?-----END CERTIFICATE REQUEST-----", re.DOTALL
+)
 _AGAIN = "have it sent again: it is the file that edge-node request has written there"
 
 
@@ -49,11 +53,18 @@ def request_fingerprint(public: str, signing: str) -> str:
 
 def encode(keys: Keys | Kit) -> str:
     """The file that asks for the certificates of these keys."""
-    tls, signing = load_private(keys.key), ed25519.Ed25519PrivateKey.from_private_bytes(keys.signing)
-    builder = x509.CertificateSigningRequestBuilder().subject_name(subject(keys.federation, keys.name))
+    tls = load_private(keys.key)
+    signing = ed25519.Ed25519PrivateKey.from_private_bytes(keys.signing)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(
+        subject(keys.federation, keys.name)
+    )
     pair = (
-        builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, _digest(signing.public_key())).sign(tls, hashes.SHA256()),
-        builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, _digest(tls.public_key())).sign(signing, None),
+        builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, _digest(signing.public_key())).sign(
+            tls, hashes.SHA256()
+        ),
+        builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, _digest(tls.public_key())).sign(
+            signing, None
+        ),
     )
     return "".join(each.public_bytes(serialization.Encoding.PEM).decode() for each in pair)
 
@@ -62,7 +73,8 @@ def read(path: Path) -> CertificateRequest:
     """Read a request and check what it proves.
 
     Raises:
-        UsageError: it is none, was changed, or has keys of another kind; whether the name is free is not known here.
+        UsageError: it is none, was changed, or has keys of another kind; whether the name is free
+            is not known here.
     """
     found = _REQUEST.findall(read_bytes(path, "request", _AGAIN).decode(errors="replace"))
     if len(found) != len(("TLS", "signing")):
@@ -77,7 +89,8 @@ def read(path: Path) -> CertificateRequest:
 def _check(
     tls: x509.CertificateSigningRequest, signing: x509.CertificateSigningRequest, source: str
 ) -> CertificateRequest:
-    key, signing_key = tls.public_key(), signing.public_key()
+    key = tls.public_key()
+    signing_key = signing.public_key()
     if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)):
         raise ValueError("its first key is not one of the curve P-256")
     if not isinstance(signing_key, ed25519.Ed25519PublicKey):
@@ -86,10 +99,12 @@ def _check(
         raise ValueError("it is not signed with the keys that it names")
     if (_named(tls), _named(signing)) != (_digest(signing_key), _digest(key)):
         raise ValueError("its two halves do not belong together")
-    federation, name = (
-        "".join(str(each.value) for each in tls.subject.get_attributes_for_oid(oid))
-        for oid in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME)
-    )
+    attribute_texts = []
+    for oid in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME):
+        attribute_texts.append(
+            "".join(str(each.value) for each in tls.subject.get_attributes_for_oid(oid))
+        )
+    federation, name = attribute_texts
     if not tls.subject == signing.subject == subject(federation, name):
         raise ValueError("its two halves have not the same plain name")
     return CertificateRequest(

@@ -1,6 +1,8 @@
-"""Enrolment of a member: it makes its own keys, asks for their certificates, and completes its kit with the answer.
+"""Enrolment of a member: it makes its own keys, asks for their certificates,
+and completes its kit with the answer.
 
-The kit's folder is the member's. No private key leaves it, and none is ever overwritten: new keys take a new folder.
+The kit's folder is the member's. No private key leaves it, and none is ever overwritten: new keys
+take a new folder.
 """
 
 from datetime import UTC, datetime
@@ -12,7 +14,13 @@ from msgspec import structs
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import MONITOR, check_federation, check_name
 from broker_config.security import answer as answers
-from broker_config.security import certificate_authority, certificate_request, kit, member_list, trust
+from broker_config.security import (
+    certificate_authority,
+    certificate_request,
+    kit,
+    member_list,
+    trust,
+)
 from broker_config.security.answer import Answer
 from broker_config.security.kit import Keys, Kit
 from broker_config.security.member_registry import BROKER
@@ -37,7 +45,10 @@ class Enrolment(NamedTuple):
 
     @property
     def passphrase(self) -> Path:
-        """The kit's passphrase, until its owner moves it to a safer place. Named as processes look for it."""
+        """The kit's passphrase, until its owner moves it to a safer place.
+
+        Named as processes look for it.
+        """
         return self.folder / PASSPHRASE
 
     @property
@@ -74,12 +85,15 @@ def request(place: Enrolment) -> Requested:
     """Write the request for the keys in the folder, which are made if there are none.
 
     Raises:
-        UsageError: a member cannot have this name, or the folder's kit is another's or cannot be opened.
+        UsageError: a member cannot have this name, or the folder's kit is another's or cannot be
+            opened.
         EdgeNodeError: the disk does not take it.
     """
     check_federation(place.federation)
     if check_name(place.name, "the member's name") == BROKER:
-        raise UsageError(f"a member cannot be called {BROKER}", "take the name that the operator has told you")
+        raise UsageError(
+            f"a member cannot be called {BROKER}", "take the name that the operator has told you"
+        )
     with disk.lock_folder(place.folder, _ELSEWHERE):
         made = not place.kit.exists()
         if made:
@@ -96,13 +110,18 @@ def request(place: Enrolment) -> Requested:
         found = _open(place)
         if not found.signing:
             raise UsageError(
-                f"{place.kit} was made by whoever provisions {found.federation}: a request needs keys of its own",
+                f"{place.kit} was made by whoever provisions {found.federation}: a request needs "
+                "keys of its own",
                 "make new ones in another folder (--out)",
             )
         with disk.writing(place.folder):
-            disk.replace_bytes(place.request, certificate_request.encode(found).encode(), mode=0o644)
+            disk.replace_bytes(
+                place.request, certificate_request.encode(found).encode(), mode=0o644
+            )
     public = certificate_authority.public_of(found.key)
-    return Requested(certificate_request.request_fingerprint(public, SigningKey(found.signing).public), made)
+    return Requested(
+        certificate_request.request_fingerprint(public, SigningKey(found.signing).public), made
+    )
 
 
 def accept(place: Enrolment, path: Path) -> Accepted:
@@ -135,22 +154,29 @@ def accept(place: Enrolment, path: Path) -> Accepted:
         kit.write(place.kit, new, _passphrase(place))
         if place.name in members.nodes:
             trusted = trust.Trust(
-                federation=new.federation, node=new.name, authority=new.authority, charter=new.charter
+                federation=new.federation,
+                node=new.name,
+                authority=new.authority,
+                charter=new.charter,
             )
             with disk.writing(place.folder):
                 disk.replace_bytes(place.trust, trust.encode(trusted), mode=0o644)
-    return Accepted(before if isinstance(before, Kit) else None, new)
+    kit_before = before if isinstance(before, Kit) else None
+    return Accepted(kit_before, new)
 
 
 def _passphrase(place: Enrolment) -> str:
-    return place.passphrase.read_text() if place.passphrase.exists() else kit.ask_passphrase(place.kit)
+    return (
+        place.passphrase.read_text() if place.passphrase.exists() else kit.ask_passphrase(place.kit)
+    )
 
 
 def _open(place: Enrolment) -> Keys | Kit:
     found = kit.read_keys(place.kit, _passphrase(place))
     if (found.name, found.federation) != (place.name, place.federation):
         raise UsageError(
-            f"{place.kit} is of {found.name} in federation {found.federation!r}", "choose another folder (--out)"
+            f"{place.kit} is of {found.name} in federation {found.federation!r}",
+            "choose another folder (--out)",
         )
     return found
 
@@ -163,8 +189,8 @@ def _check_keys(answer: Answer, keys: Keys | Kit, path: Path, mine: Path) -> Non
     if not signs or certificate.public != certificate_authority.public_of(keys.key):
         raise UsageError(
             f"{path} does not belong to the keys in {mine}: it answers another request",
-            "take the answer to this folder's request; if there is no other, the request was replaced on its way: "
-            "tell whoever provisions the federation, who must revoke it",
+            "take the answer to this folder's request; if there is no other, the request was "
+            "replaced on its way: tell whoever provisions the federation, who must revoke it",
         )
     if certificate.expires < datetime.now(UTC):
         raise UsageError(
@@ -178,7 +204,8 @@ def _check_newer(answer: Answer, before: Kit, path: Path, mine: Path) -> None:
     if answer.authority != before.authority:
         raise UsageError(
             f"{path} is of another authority than {mine}",
-            "was the federation founded anew? Then make a request in another folder (--out), and compare fingerprints",
+            "was the federation founded anew? Then make a request in another folder (--out), and "
+            "compare fingerprints",
         )
     then, now = (
         member_list.verify_signature(each.charter, before.authority, source)
@@ -186,6 +213,7 @@ def _check_newer(answer: Answer, before: Kit, path: Path, mine: Path) -> None:
     )
     if now.version < then.version:
         raise UsageError(
-            f"{path} is older than {mine}: of version {now.version}, and that is of version {then.version}",
+            f"{path} is older than {mine}: of version {now.version}, and that is of version "
+            f"{then.version}",
             "take the newest answer",
         )

@@ -1,9 +1,10 @@
-"""Keys by which a federation's members keep what is learnt from others, and how the coordinator hands them out.
+"""Keys by which a federation's members keep what is learnt from others,
+and how the coordinator hands them out.
 
-Each process of the coordinator draws a master key. From it follow the group key, which all nodes are given, and each
-node's key, which that node alone is given: so no node can read what another one contributes. Both reach a process of a
-node encrypted for it (HPKE, RFC 9180). What encrypts is derived from them (HKDF with SHA-256) for one topic, and
-authenticates, too (ChaCha20-Poly1305).
+Each process of the coordinator draws a master key. From it follow the group key, which all nodes
+are given, and each node's key, which that node alone is given: so no node can read what another one
+contributes. Both reach a process of a node encrypted for it (HPKE, RFC 9180). What encrypts is
+derived from them (HKDF with SHA-256) for one topic, and authenticates, too (ChaCha20-Poly1305).
 """
 
 import secrets
@@ -42,41 +43,59 @@ class Recipient(NamedTuple):
 
 
 class SharedKey:
-    """A key of 32 random bytes that members have in common. `id` tells it from another one, and no more about it."""
+    """A key of 32 random bytes that members have in common.
+
+    `id` tells it from another one, and no more about it.
+    """
 
     def __init__(self, raw: bytes):
         self.raw = raw
         self.id = _derive(raw, "id", "", ID_BYTES)
 
     def hide_digest(self, topic: str) -> str:
-        """A topic of chunks with 64 hexadecimal digits in the place of the digest, which say nothing about the blob."""
+        """A topic of chunks with 64 hexadecimal digits in the place of the digest,
+        which say nothing about the blob.
+        """
         return _hide_digest(self.raw, topic)
 
     def encrypt(self, topic: str, nonce: bytes, content: bytes, header: bytes) -> bytes:
-        """The content of a message on this topic, encrypted; the `header` is authenticated with it."""
+        """The content of a message on this topic, encrypted;
+        the `header` is authenticated with it.
+        """
         return _cipher(self.raw, "message", topic).encrypt(nonce, content, header)
 
     def decrypt(self, topic: str, nonce: bytes, ciphertext: bytes, header: bytes) -> bytes:
-        """The content of a message on this topic; ForgedError unless who has encrypted it has the key."""
+        """The content of a message on this topic; ForgedError unless who has encrypted it has
+        the key.
+        """
         try:
             return _cipher(self.raw, "message", topic).decrypt(nonce, ciphertext, header)
         except InvalidTag:
             raise _not_by_a_member() from None
 
     def encrypt_chunk(self, topic: str, index: bytes, data: bytes) -> bytes:
-        """The data of a chunk, encrypted. Topic and index determine them, so no nonce stands for two contents."""
-        return _cipher(self.raw, "chunk", topic).encrypt(index.rjust(NONCE_BYTES, b"\0"), data, None)
+        """The data of a chunk, encrypted.
+
+        Topic and index determine them, so no nonce stands for two contents.
+        """
+        return _cipher(self.raw, "chunk", topic).encrypt(
+            index.rjust(NONCE_BYTES, b"\0"), data, None
+        )
 
     def decrypt_chunk(self, topic: str, index: bytes, data: bytes) -> bytes:
         """The data of a chunk; ForgedError unless who has encrypted them has the key."""
         try:
-            return _cipher(self.raw, "chunk", topic).decrypt(index.rjust(NONCE_BYTES, b"\0"), data, None)
+            return _cipher(self.raw, "chunk", topic).decrypt(
+                index.rjust(NONCE_BYTES, b"\0"), data, None
+            )
         except InvalidTag:
             raise _not_by_a_member() from None
 
 
 class MasterKey:
-    """The secret of one process of the coordinator, from which all keys follow that it shares with nodes."""
+    """The secret of one process of the coordinator,
+    from which all keys follow that it shares with nodes.
+    """
 
     def __init__(self, raw: bytes):
         self._raw = raw
@@ -97,7 +116,9 @@ class MasterKey:
             ValueError: nobody can have that X25519 key (64 hexadecimal digits).
         """
         key = X25519PublicKey.from_public_bytes(bytes.fromhex(public))
-        return _SUITE.encrypt(self.of(None).raw + self.of(recipient.node).raw, key, recipient.info()).hex()
+        return _SUITE.encrypt(
+            self.of(None).raw + self.of(recipient.node).raw, key, recipient.info()
+        ).hex()
 
 
 class NodeKeys(NamedTuple):
@@ -113,14 +134,18 @@ class NodeKeys(NamedTuple):
 
 
 class KeyPair:
-    """The key pair of one process of a node, for which a coordinator encrypts; `public` is for everybody."""
+    """The key pair of one process of a node, for which a coordinator encrypts;
+    `public` is for everybody.
+    """
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw().hex()
 
     def decrypt(self, encrypted: str, recipient: Recipient) -> NodeKeys:
-        """The group's and the node's key; ForgedError if they were not encrypted for these keys and this recipient."""
+        """The group's and the node's key; ForgedError if they were not encrypted for these keys
+        and this recipient.
+        """
         try:
             raw = _SUITE.decrypt(bytes.fromhex(encrypted), self._private, recipient.info())
         except (InvalidTag, ValueError):
@@ -133,7 +158,10 @@ def _not_by_a_member() -> ForgedError:
 
 
 def _context(*parts: str) -> bytes:
-    """What keys are derived for, and encrypted for. No part holds a zero byte, so it is certain where each ends."""
+    """What keys are derived for, and encrypted for.
+
+    No part holds a zero byte, so it is certain where each ends.
+    """
     return "\0".join((topics.ROOT, *parts)).encode()
 
 
@@ -143,7 +171,8 @@ def _derive(raw: bytes, purpose: str, name: str, length: int = KEY_BYTES) -> byt
 
 @lru_cache(_DERIVED)
 def _shared(raw: bytes, node: str | None) -> SharedKey:
-    return SharedKey(_derive(raw, "group", "") if node is None else _derive(raw, "node", node))
+    derived = _derive(raw, "group", "") if node is None else _derive(raw, "node", node)
+    return SharedKey(derived)
 
 
 @lru_cache(_DERIVED)

@@ -29,7 +29,10 @@ from broker_config.storage import disk
 
 _FORMAT = 1
 _COST = 2**15  # of scrypt, with blocks of 8 KB: 32 MB, about a tenth of a second
-_AGAIN = "copy the file again, or ask whoever provisions the federation for another (of your own keys: a new request)"
+_AGAIN = (
+    "copy the file again, or ask whoever provisions the federation for another (of your own "
+    "keys: a new request)"
+)
 _GENERATED = re.compile(r"[a-z2-7]{5}(-[a-z2-7]{5}){4}")
 
 
@@ -38,7 +41,10 @@ class PassphraseError(UsageError):
 
 
 class Keys(Struct, frozen=True, kw_only=True):
-    """A member's private keys: content of its kit before its request is answered. Its repr shows no secret."""
+    """A member's private keys: content of its kit before its request is answered.
+
+    Its repr shows no secret.
+    """
 
     federation: Name
     name: Name
@@ -50,10 +56,14 @@ class Keys(Struct, frozen=True, kw_only=True):
 
 
 class Kit(Answer, frozen=True, kw_only=True):
-    """Content of a kit: what the authority has answered, and the member's private keys. Its repr shows no secret."""
+    """Content of a kit: what the authority has answered, and the member's private keys.
+
+    Its repr shows no secret.
+    """
 
     key: str  # PEM, the certificate's private key
-    signing: bytes  # the private key of the member's signatures; may be empty: a monitor signs nothing
+    # the private key of the member's signatures; may be empty: a monitor signs nothing
+    signing: bytes
 
     def __repr__(self) -> str:
         return f"Kit({self.federation}, {self.name})"
@@ -63,7 +73,9 @@ class Kit(Answer, frozen=True, kw_only=True):
         return x509.load_pem_x509_certificate(self.certificate.encode()).not_valid_after_utc
 
     def tls_context(self) -> ssl.SSLContext:
-        """The context that verifies the broker and shows our certificate. The private key is written to no file.
+        """The context that verifies the broker and shows our certificate.
+
+        The private key is written to no file.
 
         Raises:
             UsageError: the certificate has expired.
@@ -71,7 +83,8 @@ class Kit(Answer, frozen=True, kw_only=True):
         if (end := self.expires()) < datetime.now(UTC):
             raise UsageError(
                 f"the certificate of {self.name} has expired on {end:%Y-%m-%d}",
-                "ask whoever provisions the federation for a new kit or answer (edge-node provision --renew)",
+                "ask whoever provisions the federation for a new kit or answer (edge-node "
+                "provision --renew)",
             )
         context = ssl.create_default_context(cadata=self.ca)
         with os.fdopen(os.memfd_create(self.name), "w") as file:
@@ -86,7 +99,9 @@ class Kit(Answer, frozen=True, kw_only=True):
 
 
 class _EncryptedKit(Struct, frozen=True, kw_only=True):
-    """A kit on disk: what may be known of it without the passphrase, and the rest encrypted with AES-256-GCM."""
+    """A kit on disk: what may be known of it without the passphrase,
+    and the rest encrypted with AES-256-GCM.
+    """
 
     edge_node_kit: int
     federation: Name
@@ -97,12 +112,23 @@ class _EncryptedKit(Struct, frozen=True, kw_only=True):
 
 
 def write(path: Path, kit: Kit | Keys, passphrase: str) -> None:
-    """Write a kit, or what it has before an answer, for its owner alone. EdgeNodeError if the disk does not take it."""
-    salt, nonce = secrets.token_bytes(16), secrets.token_bytes(12)
+    """Write a kit, or what it has before an answer, for its owner alone.
+
+    EdgeNodeError if the disk does not take it.
+    """
+    salt = secrets.token_bytes(16)
+    nonce = secrets.token_bytes(12)
     cipher = AESGCM(_derive(passphrase, salt))
-    content = cipher.encrypt(nonce, msgspec.json.encode(kit), _authenticated_data(kit.federation, kit.name))
+    content = cipher.encrypt(
+        nonce, msgspec.json.encode(kit), _authenticated_data(kit.federation, kit.name)
+    )
     encrypted = _EncryptedKit(
-        edge_node_kit=_FORMAT, federation=kit.federation, name=kit.name, salt=salt, nonce=nonce, content=content
+        edge_node_kit=_FORMAT,
+        federation=kit.federation,
+        name=kit.name,
+        salt=salt,
+        nonce=nonce,
+        content=content,
     )
     with disk.writing(path.parent):
         disk.replace_bytes(path, msgspec.json.format(msgspec.json.encode(encrypted)), mode=0o600)
@@ -130,7 +156,9 @@ def read_keys(path: Path, passphrase: str) -> Kit | Keys:
     encrypted = _read(path)
     try:
         content = AESGCM(_derive(passphrase, encrypted.salt)).decrypt(
-            encrypted.nonce, encrypted.content, _authenticated_data(encrypted.federation, encrypted.name)
+            encrypted.nonce,
+            encrypted.content,
+            _authenticated_data(encrypted.federation, encrypted.name),
         )
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.json.decode(content, type=Kit)
@@ -138,8 +166,8 @@ def read_keys(path: Path, passphrase: str) -> Kit | Keys:
     except (InvalidTag, msgspec.MsgspecError):
         raise PassphraseError(
             f"the passphrase does not open {path}, or the file is damaged",
-            "check the passphrase, which came with the kit: passphrases.txt of whoever provisions, or "
-            f"{PASSPHRASE} beside a request; else {_AGAIN}",
+            "check the passphrase, which came with the kit: passphrases.txt of whoever "
+            f"provisions, or {PASSPHRASE} beside a request; else {_AGAIN}",
         ) from None
 
 
@@ -147,12 +175,15 @@ def _read(path: Path) -> _EncryptedKit:
     """Read the file without decrypting it. UsageError if it is no kit."""
     encrypted = read_json(path, _EncryptedKit, "kit", _AGAIN)
     if encrypted.edge_node_kit != _FORMAT:
-        raise UsageError(f"{path} is a kit of another version of edge-node", "upgrade edge-node here")
+        raise UsageError(
+            f"{path} is a kit of another version of edge-node", "upgrade edge-node here"
+        )
     return encrypted
 
 
 def ask_passphrase(path: Path) -> str:
-    """The passphrase of a kit: from a variable of the environment, else from whoever sits at the terminal.
+    """The passphrase of a kit: from a variable of the environment,
+    else from whoever sits at the terminal.
 
     Raises:
         UsageError: there is neither; or it is no kit, and no passphrase would open it.
@@ -161,7 +192,9 @@ def ask_passphrase(path: Path) -> str:
     if found := read_secret(PASSPHRASE):
         return found
     if not sys.stdin.isatty():
-        raise UsageError(f"the kit {path} needs its passphrase", f"set {PASSPHRASE}, or start in a terminal")
+        raise UsageError(
+            f"the kit {path} needs its passphrase", f"set {PASSPHRASE}, or start in a terminal"
+        )
     return getpass.getpass(f"passphrase of {path}: ", stream=sys.stderr)
 
 
@@ -172,7 +205,8 @@ def new_passphrase() -> str:
 
 def _derive(passphrase: str, salt: bytes) -> bytes:
     given = passphrase.strip()
-    if _GENERATED.fullmatch(given.lower()):  # these have no capital letters, whatever somebody types
+    # these have no capital letters, whatever somebody types
+    if _GENERATED.fullmatch(given.lower()):
         given = given.lower()
     return Scrypt(salt=salt, length=32, n=_COST, r=8, p=1).derive(given.encode())
 

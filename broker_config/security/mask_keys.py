@@ -1,8 +1,10 @@
-"""Keys of one node for one round of masked contributions, and the seeds of the masks that follow from them.
+"""Keys of one node for one round of masked contributions,
+and the seeds of the masks that follow from them.
 
-The masks are those of Bonawitz et al. (2017): one for each pair of nodes, which cancel in the sum, and one of each
-node's own. A node draws one root for a round; all that it says in it follows from that and from what it was told, so
-that a process that was killed says the same again. What a round reveals says nothing about another one.
+The masks are those of Bonawitz et al. (2017): one for each pair of nodes, which cancel in the sum,
+and one of each node's own. A node draws one root for a round; all that it says in it follows from
+that and from what it was told, so that a process that was killed says the same again. What a round
+reveals says nothing about another one.
 """
 
 import hashlib
@@ -24,7 +26,9 @@ from broker_config.security.secret_sharing import SHARE_BYTES
 from broker_config.security.signing import ForgedError
 
 ROOT_BYTES = 32
-KEYS, SURVIVORS = "mask keys", "survivors"  # contexts of signatures
+# contexts of signatures
+KEYS = "mask keys"
+SURVIVORS = "survivors"
 _NONCE = bytes(12)  # a key encrypts one message
 _ANY = X25519PrivateKey.generate()  # with points that are no keys all private ones share the same
 
@@ -61,7 +65,9 @@ def keys_statement(scope: Scope, node: str, keys: PublicKeys) -> bytes:
 def survivors_statement(
     scope: Scope, cohort: Mapping[str, PublicKeys], senders: Sequence[str], survivors: Sequence[str]
 ) -> bytes:
-    """What a node's signature under the survivors of a round covers: of which cohort, and of whose masks."""
+    """What a node's signature under the survivors of a round covers: of which cohort,
+    and of whose masks.
+    """
     return _lines(*scope, digest_of(cohort), ",".join(sorted(senders)), ",".join(sorted(survivors)))
 
 
@@ -75,12 +81,17 @@ class RoundSecrets:
     """
 
     def __init__(self, root: bytes, scope: Scope, node: str):
-        self._root, self._scope, self._node = root, scope, node
-        self.agreement, self.own = _derive(root, "agreement"), _derive(root, "own mask")
+        self._root = root
+        self._scope = scope
+        self._node = node
+        self.agreement = _derive(root, "agreement")
+        self.own = _derive(root, "own mask")
         self._cipher = X25519PrivateKey.from_private_bytes(_derive(root, "cipher"))
 
     def public(self, classes: Sequence[int] = ()) -> PublicKeys:
-        """The keys that belong to these secrets, unsigned, and the classes that the node tells with them."""
+        """The keys that belong to these secrets, unsigned,
+        and the classes that the node tells with them.
+        """
         return PublicKeys(
             agreement=public_key(self.agreement),
             cipher=self._cipher.public_key().public_bytes_raw().hex(),
@@ -88,7 +99,9 @@ class RoundSecrets:
             classes=tuple(classes),
         )
 
-    def seeds(self, cohort: Mapping[str, PublicKeys], senders: Sequence[str]) -> list[tuple[bytes, int]]:
+    def seeds(
+        self, cohort: Mapping[str, PublicKeys], senders: Sequence[str]
+    ) -> list[tuple[bytes, int]]:
         """The seed of each mask of this node, and its sign.
 
         Args:
@@ -98,19 +111,33 @@ class RoundSecrets:
         Raises:
             ForgedError: nobody can have a key that is among them.
         """
-        pairs = pair_masks(self._scope, self.agreement, self._node, {name: cohort[name].agreement for name in senders})
+        pairs = pair_masks(
+            self._scope,
+            self.agreement,
+            self._node,
+            {name: cohort[name].agreement for name in senders},
+        )
         return [(own_seed(self._scope, self.own, self._node), 1), *pairs]
 
     def neighbours(self, cohort: Collection[str], count: int) -> list[str]:
-        """So many of the other members, to get shares of our secrets: which ones nobody else can guess."""
+        """So many of the other members, to get shares of our secrets:
+        which ones nobody else can guess.
+        """
         others = sorted({*cohort} - {self._node})
         if count == len(others):
             return others
-        return sorted(sorted(others, key=lambda name: _derive(self._root, f"neighbour {name}"))[:count])
+        return sorted(
+            sorted(others, key=lambda name: _derive(self._root, f"neighbour {name}"))[:count]
+        )
 
-    def shares_for(self, names: Collection[str], cohort: Mapping[str, PublicKeys], threshold: int) -> dict[str, bytes]:
-        """For each of these members of a cohort: its shares of our two secrets, `agreement` then `own`."""
-        found, at = digest_of(cohort), points(list(cohort))
+    def shares_for(
+        self, names: Collection[str], cohort: Mapping[str, PublicKeys], threshold: int
+    ) -> dict[str, bytes]:
+        """For each of these members of a cohort: its shares of our two secrets,
+        `agreement` then `own`.
+        """
+        found = digest_of(cohort)
+        at = points(list(cohort))
 
         def split(purpose: str, secret: bytes) -> list[bytes]:
             wide = [
@@ -122,17 +149,29 @@ class RoundSecrets:
         each = zip(split("agreement", self.agreement), split("own mask", self.own), strict=True)
         return {name: agreement + own for name, (agreement, own) in zip(names, each, strict=True)}
 
-    def encrypt_shares(self, cohort: Mapping[str, PublicKeys], shares: Mapping[str, bytes]) -> dict[str, str]:
-        """Shares for other members, each encrypted for it, hexadecimal. ForgedError if nobody can have its key."""
+    def encrypt_shares(
+        self, cohort: Mapping[str, PublicKeys], shares: Mapping[str, bytes]
+    ) -> dict[str, str]:
+        """Shares for other members, each encrypted for it, hexadecimal.
+
+        ForgedError if nobody can have its key.
+        """
         found = digest_of(cohort)
         return {
-            name: self._aead(cohort[name], found, (self._node, name)).encrypt(_NONCE, each, None).hex()
+            name: self._aead(cohort[name], found, (self._node, name))
+            .encrypt(_NONCE, each, None)
+            .hex()
             for name, each in shares.items()
         }
 
-    def decrypt_shares(self, cohort: Mapping[str, PublicKeys], encrypted: Mapping[str, str]) -> dict[str, bytes]:
-        """Other members' shares for us; of whoever has not encrypted any for this cohort there are none."""
-        found, shares = digest_of(cohort), {}
+    def decrypt_shares(
+        self, cohort: Mapping[str, PublicKeys], encrypted: Mapping[str, str]
+    ) -> dict[str, bytes]:
+        """Other members' shares for us; of whoever has not encrypted any for this cohort there
+        are none.
+        """
+        found = digest_of(cohort)
+        shares = {}
         for name, text in encrypted.items():
             with suppress(InvalidTag, ValueError):
                 cipher = self._aead(cohort[name], found, (name, self._node))
@@ -144,8 +183,11 @@ class RoundSecrets:
         return ChaCha20Poly1305(_hkdf(shared, "share", *map(str, self._scope), cohort, *way))
 
 
-def pair_masks(scope: Scope, agreement: bytes, node: str, others: Mapping[str, str]) -> list[tuple[bytes, int]]:
-    """Seed of each mask that a node has in common with another, and the sign with which it, and not the other, adds it.
+def pair_masks(
+    scope: Scope, agreement: bytes, node: str, others: Mapping[str, str]
+) -> list[tuple[bytes, int]]:
+    """Seed of each mask that a node has in common with another, and the sign with which it,
+    and not the other, adds it.
 
     Args:
         scope: the round.
@@ -157,13 +199,21 @@ def pair_masks(scope: Scope, agreement: bytes, node: str, others: Mapping[str, s
         ForgedError: nobody can have one of these keys.
     """
     private = X25519PrivateKey.from_private_bytes(agreement)
-    return [
-        (
-            _hkdf(_exchange(private, public), "pair mask", *map(str, scope), *sorted((node, other))),
-            1 if node < other else -1,
+    signed_seeds: list[tuple[bytes, int]] = []
+    for other, public in others.items():
+        sign = 1 if node < other else -1
+        signed_seeds.append(
+            (
+                _hkdf(
+                    _exchange(private, public),
+                    "pair mask",
+                    *map(str, scope),
+                    *sorted((node, other)),
+                ),
+                sign,
+            )
         )
-        for other, public in others.items()
-    ]
+    return signed_seeds
 
 
 def own_seed(scope: Scope, own: bytes, node: str) -> bytes:
@@ -182,13 +232,17 @@ def commitment(own: bytes) -> str:
 
 
 def check(keys: PublicKeys) -> None:
-    """Raise ForgedError if nobody can have one of these keys: whoever used it would fail, or share its secret."""
+    """Raise ForgedError if nobody can have one of these keys: whoever used it would fail,
+    or share its secret.
+    """
     for public in (keys.agreement, keys.cipher):
         _exchange(_ANY, public)
 
 
 def split_pair(shares: bytes) -> tuple[bytes, bytes]:
-    """The share of `agreement` and that of `own`; ForgedError if they are not as long as such are."""
+    """The share of `agreement` and that of `own`;
+    ForgedError if they are not as long as such are.
+    """
     if len(shares) != 2 * SHARE_BYTES:
         raise ForgedError("its shares are of another length")
     return shares[:SHARE_BYTES], shares[SHARE_BYTES:]

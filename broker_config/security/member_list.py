@@ -1,4 +1,6 @@
-"""The signed list of a federation's members and their public keys: the charter of kits, trust files and bundles."""
+"""The signed list of a federation's members and their public keys: the charter of kits,
+trust files and bundles.
+"""
 
 import contextlib
 from datetime import UTC, datetime
@@ -30,7 +32,10 @@ class Member(Struct, frozen=True):
 
 
 class MemberList(Struct, frozen=True, kw_only=True):
-    """The members of a federation. A newer list has a higher version; who is missing from it is no member any more."""
+    """The members of a federation.
+
+    A newer list has a higher version; who is missing from it is no member any more.
+    """
 
     federation: Name
     version: Annotated[int, Meta(ge=1)]
@@ -68,7 +73,9 @@ def verify(data: bytes, authority: str, source: str) -> MemberList:
 
 
 def verify_signature(data: bytes, authority: str, source: str) -> MemberList:
-    """As `verify`, but it may have expired: whether that matters depends on there being a newer one."""
+    """As `verify`, but it may have expired: whether that matters depends on there being a newer
+    one.
+    """
     if data.startswith(_GRANT_MARK):
         raise _has_grants(source)
     try:
@@ -78,13 +85,17 @@ def verify_signature(data: bytes, authority: str, source: str) -> MemberList:
         return msgspec.json.decode(content, type=MemberList)
     except (ForgedError, msgspec.MsgspecError) as error:
         foreign = ": it is of another authority (another federation of this name?), or damaged"
-        why = f"{error}{foreign if _is_whole(data) else ''}"
-        raise MemberListError(f"the charter in {source} cannot be relied on: {why}", _REMEDY) from None
+        remedy = foreign if _is_whole(data) else ""
+        why = f"{error}{remedy}"
+        raise MemberListError(
+            f"the charter in {source} cannot be relied on: {why}", _REMEDY
+        ) from None
 
 
 def _has_grants(source: str) -> MemberListError:
     return MemberListError(
-        f"the charter in {source} has a `grant`: this version of edge-node knows one administrator only",
+        f"the charter in {source} has a `grant`: this version of edge-node knows one "
+        "administrator only",
         "have a new charter made by the version that wrote it, or provision the federation anew",
     )
 
@@ -92,11 +103,15 @@ def _has_grants(source: str) -> MemberListError:
 def _is_whole(data: bytes) -> bool:
     """Whether this is a member list, whoever has signed it; damaged data seldom is."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        return data.startswith(ENVELOPE_MARK) and bool(msgspec.json.decode(data[ENVELOPE_HEADER:], type=MemberList))
+        return data.startswith(ENVELOPE_MARK) and bool(
+            msgspec.json.decode(data[ENVELOPE_HEADER:], type=MemberList)
+        )
     return False
 
 
 def check_expiry(members: MemberList, source: str) -> None:
     """Raise MemberListError if the list has expired."""
     if members.expires < datetime.now(UTC):
-        raise MemberListError(f"the charter in {source} has expired on {members.expires:%Y-%m-%d}", _REMEDY)
+        raise MemberListError(
+            f"the charter in {source} has expired on {members.expires:%Y-%m-%d}", _REMEDY
+        )

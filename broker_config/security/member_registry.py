@@ -1,4 +1,6 @@
-"""A federation's registry of members and issued certificates, as one value; each change makes a new one."""
+"""A federation's registry of members and issued certificates, as one value;
+each change makes a new one.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -20,8 +22,9 @@ from broker_config.security.signing import SigningKey, fingerprint
 BROKER = "broker"
 DUE = timedelta(days=90)  # before its end, a certificate is renewed by `renew_due`
 PORT = 8883
-# A member list outlives its certificates, since lines have none: a line then needs a new trust file every two years,
-# and one that never hears of a revocation believes the revoked member for that long at most.
+# A member list outlives its certificates, since lines have none: a line then needs a new trust file
+# every two years, and one that never hears of a revocation believes the revoked member for that
+# long at most.
 _GRACE = timedelta(days=365)
 
 
@@ -71,7 +74,9 @@ class RegisteredMember(Struct, frozen=True, kw_only=True):
     @property
     def signing_key(self) -> str:
         """The public key of its signatures, hexadecimal; empty: it signs nothing."""
-        return self.public or (SigningKey(self.signing).public if self.signing else "")
+        if self.public or not self.signing:
+            return self.public
+        return SigningKey(self.signing).public
 
 
 class IssuedCertificate(Struct, frozen=True, kw_only=True):
@@ -84,7 +89,10 @@ class IssuedCertificate(Struct, frozen=True, kw_only=True):
 
 
 class MemberRegistry(Struct, frozen=True, kw_only=True):
-    """All that the administrator knows: every other file can be written again from it. Its repr shows no secret."""
+    """All that the administrator knows: every other file can be written again from it.
+
+    Its repr shows no secret.
+    """
 
     federation: Name
     ca: KeyPair
@@ -112,7 +120,8 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
     def url(self) -> str:
         """The broker's address, as in kits."""
         host = self.hosts[0]
-        return f"mqtts://{f'[{host}]' if ':' in host else host}:{self.port}"
+        host_text = f"[{host}]" if ":" in host else host
+        return f"mqtts://{host_text}:{self.port}"
 
     @property
     def pairs(self) -> dict[str, KeyPair]:
@@ -150,7 +159,8 @@ def create_registry(federation: str, request: ChangeRequest, now: datetime) -> M
     if not request.nodes and not requested - {COORDINATOR, MONITOR}:
         raise UsageError(
             "a new federation needs nodes",
-            "pass their requests: --request plant-a.request; or, for a trial, name them: --nodes plant-a,plant-b",
+            "pass their requests: --request plant-a.request; or, for a trial, name them: --nodes "
+            "plant-a,plant-b",
         )
     if not request.hosts:
         raise UsageError(
@@ -158,7 +168,9 @@ def create_registry(federation: str, request: ChangeRequest, now: datetime) -> M
             "give the name or address at which nodes reach it: --host broker.local",
         )
     ca = certificate_authority.create_authority(federation, now)
-    broker = certificate_authority.issue_broker(ca, federation, request.hosts, now, now + timedelta(days=request.days))
+    broker = certificate_authority.issue_broker(
+        ca, federation, request.hosts, now, now + timedelta(days=request.days)
+    )
     empty = MemberRegistry(
         federation=federation,
         ca=ca,
@@ -177,16 +189,22 @@ def create_registry(federation: str, request: ChangeRequest, now: datetime) -> M
     return apply_request(empty, request, now)
 
 
-def apply_request(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> MemberRegistry:
-    """The registry after a request, with a newer member list and revocation list; the same one if nothing changes.
+def apply_request(
+    registry: MemberRegistry, request: ChangeRequest, now: datetime
+) -> MemberRegistry:
+    """The registry after a request, with a newer member list and revocation list;
+    the same one if nothing changes.
 
     Raises:
-        UsageError: the authority's certificate has expired, or a name is not valid, taken or unknown.
+        UsageError: the authority's certificate has expired, or a name is not valid, taken or
+            unknown.
     """
     if registry.ca.expires < now:
         raise UsageError(
-            f"the authority of federation {registry.federation!r} ended on {registry.ca.expires:%Y-%m-%d}",
-            "found the federation anew in another folder (--out), and give all members their new kits",
+            f"the authority of federation {registry.federation!r} ended on "
+            f"{registry.ca.expires:%Y-%m-%d}",
+            "found the federation anew in another folder (--out), and give all members their "
+            "new kits",
         )
     new = registry
     requested = {each.name for each in request.requests}
@@ -200,7 +218,9 @@ def apply_request(registry: MemberRegistry, request: ChangeRequest, now: datetim
         if name not in new.nodes:
             new = _admit(new, _check_node(name), request.days, now)
     new = _move(new, request, now)
-    due = [name for name, pair in new.pairs.items() if request.renew_due and pair.expires < now + DUE]
+    due = [
+        name for name, pair in new.pairs.items() if request.renew_due and pair.expires < now + DUE
+    ]
     for name in dict.fromkeys([*request.renew, *due]):
         new = _renew(new, name, request.days, now)
     if new != registry or not registry.version:
@@ -210,23 +230,33 @@ def apply_request(registry: MemberRegistry, request: ChangeRequest, now: datetim
 
 def _check_node(name: str) -> str:
     if name in (COORDINATOR, MONITOR, BROKER):
-        raise UsageError(f"a node cannot be called {name}", "that is somebody else in every federation: choose another")
+        raise UsageError(
+            f"a node cannot be called {name}",
+            "that is somebody else in every federation: choose another",
+        )
     return check_name(name, "the node's name")
 
 
 def _admit(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
     """The registry with a new member, which gets new keys and a new passphrase."""
-    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, now + timedelta(days=days))
+    pair = certificate_authority.issue_member(
+        registry.ca, registry.federation, name, now, now + timedelta(days=days)
+    )
     signing = b"" if name == MONITOR else SigningKey.generate().raw
     member = RegisteredMember(pair=pair, signing=signing, passphrase=new_passphrase())
     return _with(registry, name, member)
 
 
-def _enrol(registry: MemberRegistry, request: CertificateRequest, days: int, now: datetime) -> MemberRegistry:
-    """The registry with a member that has made its own keys; the same one if it is there with these keys."""
+def _enrol(
+    registry: MemberRegistry, request: CertificateRequest, days: int, now: datetime
+) -> MemberRegistry:
+    """The registry with a member that has made its own keys;
+    the same one if it is there with these keys.
+    """
     if request.federation != registry.federation:
         raise UsageError(
-            f"the request {request.source} is for federation {request.federation!r}, not {registry.federation!r}",
+            f"the request {request.source} is for federation {request.federation!r}, not "
+            f"{registry.federation!r}",
             f"have it made for this one: edge-node request {registry.federation} NAME",
         )
     name = request.name if request.name in (COORDINATOR, MONITOR) else _check_node(request.name)
@@ -235,11 +265,13 @@ def _enrol(registry: MemberRegistry, request: CertificateRequest, days: int, now
             return registry
         raise UsageError(
             f"the request {request.source} has other keys than {name}, which is a member already",
-            f"ask {name} whether it has lost its keys or wants new ones; then replace them: --revoke {name} "
-            f"--request {request.source}",
+            f"ask {name} whether it has lost its keys or wants new ones; then replace them: "
+            f"--revoke {name} --request {request.source}",
         )
     end = now + timedelta(days=days)
-    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, end, request.public)
+    pair = certificate_authority.issue_member(
+        registry.ca, registry.federation, name, now, end, request.public
+    )
     return _with(registry, name, RegisteredMember(pair=pair, public=request.signing))
 
 
@@ -250,7 +282,8 @@ def _renew(registry: MemberRegistry, name: str, days: int, now: datetime) -> Mem
     """
     end = now + timedelta(days=days)
     if name == BROKER:
-        # With the key that it has: a power cut between two files leaves a certificate and a key that fit.
+        # With the key that it has: a power cut between two files leaves a certificate and a key
+        # that fit.
         pair = certificate_authority.issue_broker(
             registry.ca, registry.federation, registry.hosts, now, end, before=registry.broker
         )
@@ -259,7 +292,9 @@ def _renew(registry: MemberRegistry, name: str, days: int, now: datetime) -> Mem
         raise _unknown(registry, name)
     member = registry.members[name]
     public = member.pair.public if member.has_own_keys else ""
-    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, end, public)
+    pair = certificate_authority.issue_member(
+        registry.ca, registry.federation, name, now, end, public
+    )
     return _with(registry, name, replace(member, pair=pair))
 
 
@@ -267,16 +302,18 @@ def _revoke(registry: MemberRegistry, name: str, now: datetime) -> MemberRegistr
     """The registry without a member, its certificates revoked."""
     if name == BROKER:
         raise UsageError(
-            "the broker's certificate cannot be revoked: members ask for no list before they connect",
+            "the broker's certificate cannot be revoked: members ask for no list before "
+            "they connect",
             "found the federation anew in another folder (--out)",
         )
     if name not in registry.members:
         if any(each.member == name for each in registry.issued):
             return registry  # already revoked
         raise _unknown(registry, name)
-    issued = [
-        replace(each, revoked=now) if each.member == name and not each.revoked else each for each in registry.issued
-    ]
+    issued = []
+    for each in registry.issued:
+        changed = replace(each, revoked=now) if each.member == name and not each.revoked else each
+        issued.append(changed)
     members = {each: member for each, member in registry.members.items() if each != name}
     return replace(registry, members=members, issued=issued)
 
@@ -302,7 +339,9 @@ def _record(member: str, pair: KeyPair) -> IssuedCertificate:
 
 
 def _unknown(registry: MemberRegistry, name: str) -> UsageError:
-    return UsageError(f"federation {registry.federation!r} has no member {name!r}", suggest(name, registry.pairs))
+    return UsageError(
+        f"federation {registry.federation!r} has no member {name!r}", suggest(name, registry.pairs)
+    )
 
 
 def _sign(registry: MemberRegistry, now: datetime) -> MemberRegistry:
@@ -332,7 +371,10 @@ def _list_revoked(registry: MemberRegistry, now: datetime) -> str:
 
 
 class RegistryChanges(NamedTuple):
-    """What distinguishes two registries: names of members, or `broker`. A member with new keys is revoked and added."""
+    """What distinguishes two registries: names of members, or `broker`.
+
+    A member with new keys is revoked and added.
+    """
 
     added: list[str]
     renewed: list[str]
@@ -348,7 +390,11 @@ class RegistryChanges(NamedTuple):
     @property
     def nodes(self) -> list[str]:
         """Nodes that were added, removed or have new keys: the coordinator must learn of each."""
-        return [name for name in dict.fromkeys([*self.added, *self.revoked]) if name not in (COORDINATOR, MONITOR)]
+        return [
+            name
+            for name in dict.fromkeys([*self.added, *self.revoked])
+            if name not in (COORDINATOR, MONITOR)
+        ]
 
 
 def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> RegistryChanges:
@@ -359,7 +405,11 @@ def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> Regis
     added = [name for name, member in new.members.items() if keys.get(name) != member.keys]
     before = {each.serial for each in old.issued if each.revoked}
     revoked = [each.member for each in new.issued if each.revoked and each.serial not in before]
-    renewed = [name for name, pair in new.pairs.items() if name not in added and pair.serial != old.pairs[name].serial]
+    renewed = [
+        name
+        for name, pair in new.pairs.items()
+        if name not in added and pair.serial != old.pairs[name].serial
+    ]
     return RegistryChanges(
         added,
         renewed,

@@ -1,7 +1,9 @@
-"""Encryption of a federation's messages and chunks, end to end: with it a broker sees who speaks when, and how much.
+"""Encryption of a federation's messages and chunks, end to end:
+with it a broker sees who speaks when, and how much.
 
-An encrypted message is 0x03, the key's id, a nonce, the length of its open part, the open part, the ciphertext.
-What must be understood before a process has the keys is not encrypted: announcements, and how it gets them.
+An encrypted message is 0x03, the key's id, a nonce, the length of its open part, the open part, the
+ciphertext. What must be understood before a process has the keys is not encrypted: announcements,
+and how it gets them.
 """
 
 import secrets
@@ -13,10 +15,19 @@ import msgspec
 from broker_config.protocol import topics
 from broker_config.protocol.codec import COMPRESSED_MARK, ENCRYPTED_MARK
 from broker_config.protocol.messages import Hello, Welcome
-from broker_config.security.group_key import ID_BYTES, NONCE_BYTES, KeyPair, MasterKey, NodeKeys, Recipient, SharedKey
+from broker_config.security.group_key import (
+    ID_BYTES,
+    NONCE_BYTES,
+    KeyPair,
+    MasterKey,
+    NodeKeys,
+    Recipient,
+    SharedKey,
+)
 from broker_config.security.signing import ForgedError, UnknownKeyError
 
-_WHOLE = {"Contribution", "Telemetry", "Accepted"}  # messages of which nothing is open, as of what is compressed
+# messages of which nothing is open, as of what is compressed
+_WHOLE = {"Contribution", "Telemetry", "Accepted"}
 _PARTLY = {"RoundState": ("broadcast", "delta")}  # fields that are not open, by message
 _INDEX_BYTES = 4  # of a chunk, which are open
 _LENGTH = struct.Struct(">I")  # of the open part
@@ -24,7 +35,9 @@ _START = len(ENCRYPTED_MARK) + ID_BYTES + NONCE_BYTES + _LENGTH.size  # of the o
 
 
 class MessageEncryption:
-    """What one process encrypts before it is published, and decrypts when it has arrived, once it has the `keys`."""
+    """What one process encrypts before it is published, and decrypts when it has arrived,
+    once it has the `keys`.
+    """
 
     def __init__(self, keys: MasterKey | NodeKeys | None = None):
         self.keys = keys
@@ -33,23 +46,30 @@ class MessageEncryption:
         return self.keys.of(topics.private_to(topic)) if self.keys else None
 
     def wire_topic(self, topic: str) -> str | None:
-        """The topic as the broker knows it; None if there is no key yet, and it would tell a blob's digest."""
+        """The topic as the broker knows it; None if there is no key yet,
+        and it would tell a blob's digest.
+        """
         if not topics.is_chunks(topic):
             return topic
         key = self._key(topic)
         return key.hide_digest(topic) if key else None
 
     def depends_on_keys(self, topic: str) -> bool:
-        """Whether other keys give this topic another name, or make readable what is retained on it."""
+        """Whether other keys give this topic another name,
+        or make readable what is retained on it.
+        """
         return topics.is_chunks(topic) or topic == topics.round_state(topics.federation_of(topic))
 
     def encrypt(self, topic: str, payload: bytes) -> tuple[str, bytes] | None:
-        """Topic and payload as they are published; None if they are confidential, and there is no key yet."""
+        """Topic and payload as they are published; None if they are confidential,
+        and there is no key yet.
+        """
         key = self._key(topic)
         if topics.is_chunks(topic):
             if key is None:
                 return None
-            index, data = payload[:_INDEX_BYTES], payload[_INDEX_BYTES:]
+            index = payload[:_INDEX_BYTES]
+            data = payload[_INDEX_BYTES:]
             return key.hide_digest(topic), index + key.encrypt_chunk(topic, index, data)
         open_part, secret = (b"", payload) if topics.is_want(topic) else _split(payload)
         if not secret:
@@ -61,7 +81,8 @@ class MessageEncryption:
         return topic, header + key.encrypt(topic, nonce, secret, header)
 
     def decrypt(self, topic: str, data: bytes) -> bytes:
-        """The payload that arrived on `topic`; its open part if that is all that can be read so far.
+        """The payload that arrived on `topic`; its open part if that is all that can be read so
+        far.
 
         Raises:
             UnknownKeyError: it was encrypted with another key.
@@ -75,7 +96,8 @@ class MessageEncryption:
             return index + key.decrypt_chunk(topic, index, data[_INDEX_BYTES:])
         found = _parse(data) if data.startswith(ENCRYPTED_MARK) else None
         if topics.is_want(topic) and (found is None or found.open_part):
-            raise ForgedError("it is not encrypted")  # nor signed: nothing else would show that a member has sent it
+            # nor signed: nothing else would show that a member has sent it
+            raise ForgedError("it is not encrypted")
         if found is None:
             return data
         if key is None or found.key_id != key.id:
@@ -91,27 +113,39 @@ class CoordinatorEncryption(MessageEncryption):
 
     def __init__(self, federation: str, run: str, server: str):
         super().__init__(MasterKey.draw())
-        self._federation, self._run, self._server = federation, run, server
+        self._federation = federation
+        self._run = run
+        self._server = server
 
     def draw_anew(self) -> None:
-        """Encrypt with other keys from now on: who had those of before must not read what follows."""
+        """Encrypt with other keys from now on: who had those of before must not read what
+        follows.
+        """
         self.keys = MasterKey.draw()
 
     def keys_for(self, node: str, hello: Hello) -> str:
-        """The keys for the sender of a Hello, as Welcome has them. ValueError if nobody can have the Hello's."""
+        """The keys for the sender of a Hello, as Welcome has them.
+
+        ValueError if nobody can have the Hello's.
+        """
         recipient = Recipient(self._federation, self._run, node, hello.session, self._server)
         return self.keys.encrypt_for(hello.key, recipient)
 
 
 class NodeEncryption(MessageEncryption):
-    """The encryption of a node's process, which is given its keys by a Welcome; `public` goes into its Hello."""
+    """The encryption of a node's process, which is given its keys by a Welcome;
+    `public` goes into its Hello.
+    """
 
     keys: NodeKeys | None
 
     def __init__(self, federation: str, run: str, node: str, session: str):
         super().__init__()
         self._pair = KeyPair()
-        self._federation, self._run, self._node, self._session = federation, run, node, session
+        self._federation = federation
+        self._run = run
+        self._node = node
+        self._session = session
         self._former: set[bytes] = set()  # ids of group keys
 
     @property
@@ -123,10 +157,12 @@ class NodeEncryption(MessageEncryption):
         """Use the keys of a Welcome from now on; whether they are others than before.
 
         Raises:
-            ForgedError: they are not for this process; or former ones, which a broker may play back for somebody who
-                is no member any more.
+            ForgedError: they are not for this process; or former ones, which a broker may play back
+                for somebody who is no member any more.
         """
-        recipient = Recipient(self._federation, self._run, self._node, self._session, welcome.server)
+        recipient = Recipient(
+            self._federation, self._run, self._node, self._session, welcome.server
+        )
         keys = self._pair.decrypt(welcome.key, recipient)
         if self.keys and keys.group.id == self.keys.group.id:
             return False
@@ -157,10 +193,15 @@ def _parse(data: bytes) -> _Encrypted:
     if len(data) < _START:
         raise ForgedError("it is encrypted, and cut short")
     length = _LENGTH.unpack_from(data, _START - _LENGTH.size)[0]
-    header, ciphertext = data[: _START + length], data[_START + length :]
+    header = data[: _START + length]
+    ciphertext = data[_START + length :]
     nonce = len(ENCRYPTED_MARK) + ID_BYTES
     return _Encrypted(
-        header, header[len(ENCRYPTED_MARK) : nonce], header[nonce : nonce + NONCE_BYTES], header[_START:], ciphertext
+        header,
+        header[len(ENCRYPTED_MARK) : nonce],
+        header[nonce : nonce + NONCE_BYTES],
+        header[_START:],
+        ciphertext,
     )
 
 

@@ -1,8 +1,9 @@
-"""Signatures of a federation's messages: made for what a member publishes, verified on what it receives.
+"""Signatures of a federation's messages: made for what a member publishes,
+verified on what it receives.
 
-The broker in between is trusted with neither. A message's context is its topic, so it means nothing as another kind of
-message, in another federation, or from another member. Requests for chunks and the chunks themselves are not signed: a
-manifest's hash says what they must add up to.
+The broker in between is trusted with neither. A message's context is its topic, so it means nothing
+as another kind of message, in another federation, or from another member. Requests for chunks and
+the chunks themselves are not signed: a manifest's hash says what they must add up to.
 """
 
 import msgspec
@@ -12,23 +13,35 @@ from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Manifest, RecordHead
 from broker_config.security.kit import Kit
 from broker_config.security.message_encryption import MessageEncryption, read_open_part
-from broker_config.security.signing import ForgedError, SigningKey, UnknownKeyError, open_envelope, verify
+from broker_config.security.signing import (
+    ForgedError,
+    SigningKey,
+    UnknownKeyError,
+    open_envelope,
+    verify,
+)
 
-BROADCAST, RECORD = "broadcast", "record"
+BROADCAST = "broadcast"
+RECORD = "record"
 _LOGGED = 100  # topics that are named in the log
 
 
 class MessageSigner:
-    """One member's signing key and the public keys of the others. MemberListError if its kit's list is not valid."""
+    """One member's signing key and the public keys of the others.
+
+    MemberListError if its kit's list is not valid.
+    """
 
     def __init__(self, kit: Kit):
-        self.federation, self.name = kit.federation, kit.name
+        self.federation = kit.federation
+        self.name = kit.name
         self.members = kit.members()
         self._key = SigningKey(kit.signing) if kit.signing and kit.name != topics.MONITOR else None
         self._logged: set[str] = set()  # topics
         if self._key and self.members.key(kit.name) != self._key.public:
             raise UsageError(
-                f"{kit.name} is no member of federation {kit.federation!r} any more, or its kit is an old one",
+                f"{kit.name} is no member of federation {kit.federation!r} any more, or its kit "
+                "is an old one",
                 "ask whoever provisions the federation for a new kit",
             )
 
@@ -39,7 +52,9 @@ class MessageSigner:
         return self._key.sign_envelope(topic, payload)
 
     def verify(self, topic: str, data: bytes) -> bytes:
-        """The payload that arrived on `topic`; ForgedError unless the topic's expected signer has signed it."""
+        """The payload that arrived on `topic`; ForgedError unless the topic's expected signer
+        has signed it.
+        """
         expected = topics.expected_signer(topic)
         if not data or expected is None:
             return data
@@ -51,12 +66,16 @@ class MessageSigner:
         return open_envelope(key, topic, data)
 
     def read(self, topic: str, data: bytes, encryption: MessageEncryption | None) -> bytes:
-        """As `verify`, and decrypted as far as this process can. ForgedError if nothing of it can be read."""
+        """As `verify`, and decrypted as far as this process can.
+
+        ForgedError if nothing of it can be read.
+        """
         content = self.verify(topic, data)
         return encryption.decrypt(topic, content) if encryption else read_open_part(content)
 
     def is_first_forgery(self, topic: str, error: ValueError) -> bool:
-        """Whether to log a forged message on this topic: the first one, until too many topics had one.
+        """Whether to log a forged message on this topic: the first one,
+        until too many topics had one.
 
         Another key is no forgery: a coordinator that was started again has one.
         """
@@ -67,7 +86,9 @@ class MessageSigner:
         return new
 
     def sign_broadcast(self, manifest: Manifest) -> str:
-        """The coordinator's signature under a broadcast, hexadecimal; a bundle made from it can show that."""
+        """The coordinator's signature under a broadcast, hexadecimal;
+        a bundle made from it can show that.
+        """
         return self._key.sign(BROADCAST, signed_fields(manifest)).hex() if self._key else ""
 
     def sign_head(self, head: RecordHead) -> RecordHead:
@@ -82,7 +103,9 @@ class MessageSigner:
         return self._key.sign(context, content).hex() if self._key else ""
 
     def verify_statement(self, name: str, context: str, content: bytes, signature: str) -> None:
-        """Raise ForgedError unless this node of the federation has signed that; its coordinator is none."""
+        """Raise ForgedError unless this node of the federation has signed that;
+        its coordinator is none.
+        """
         member = self.members.nodes.get(name)
         if member is None:
             raise ForgedError(f"{abbreviate(name, 64)} is no node")
@@ -94,7 +117,9 @@ class MessageSigner:
 
 
 def verify_broadcast(manifest: Manifest, coordinator: str) -> None:
-    """Raise ForgedError unless the owner of the public key `coordinator` has signed this broadcast."""
+    """Raise ForgedError unless the owner of the public key `coordinator` has signed this
+    broadcast.
+    """
     try:
         signature = bytes.fromhex(manifest.signature)
     except ValueError:
@@ -103,7 +128,9 @@ def verify_broadcast(manifest: Manifest, coordinator: str) -> None:
 
 
 def verify_head(head: RecordHead, key: str, federation: str, name: str) -> None:
-    """Raise ForgedError unless `name`, the owner of this public key, has signed the head of its record."""
+    """Raise ForgedError unless `name`, the owner of this public key,
+    has signed the head of its record.
+    """
     verify(key, RECORD, _head_fields(head, federation, name), bytes.fromhex(head.signature))
 
 

@@ -1,7 +1,8 @@
-"""A federation's folder: the authority's registry, and all files written from it for broker, members and lines.
+"""A federation's folder: the authority's registry,
+and all files written from it for broker, members and lines.
 
-The registry is the one truth and is replaced in one step. Everything else follows from it and is compared with it in
-each run, so the next run repairs whatever a killed one left undone.
+The registry is the one truth and is replaced in one step. Everything else follows from it and is
+compared with it in each run, so the next run repairs whatever a killed one left undone.
 """
 
 import hashlib
@@ -29,12 +30,15 @@ from broker_config.security.member_registry import (
 from broker_config.storage import disk
 
 _TEMPLATES = Path(__file__).parent.parent / "broker" / "mosquitto"
-_SECRET, _PUBLIC = 0o600, 0o644
+_SECRET = 0o600
+_PUBLIC = 0o644
 _FOLDERS = ("authority", "broker", "broker/data", "kits", "answers", "trust")
 
 
 class ProvisioningResult(NamedTuple):
-    """The registry before and now, and the files that were written or removed: all kits, if anything has changed."""
+    """The registry before and now, and the files that were written or removed: all kits,
+    if anything has changed.
+    """
 
     before: MemberRegistry | None  # None: the federation is new
     registry: MemberRegistry
@@ -51,7 +55,9 @@ class ProvisioningResult(NamedTuple):
         return self.changed if self.before == self.registry else []
 
 
-def provision(folder: Path, federation: str, request: ChangeRequest, now: datetime) -> ProvisioningResult:
+def provision(
+    folder: Path, federation: str, request: ChangeRequest, now: datetime
+) -> ProvisioningResult:
     """Apply a request to the federation in `folder`.
 
     Raises:
@@ -87,7 +93,9 @@ def _open_folder(folder: Path) -> Iterator[None]:
 def _check_empty(folder: Path) -> None:
     """Raise UsageError unless the folder is new, or was left by a first run that was killed."""
     if folder.is_dir():
-        strangers = [each for each in folder.rglob("*") if each.is_file() and each.parent.name != "authority"]
+        strangers = [
+            each for each in folder.rglob("*") if each.is_file() and each.parent.name != "authority"
+        ]
         if strangers:
             raise UsageError(
                 f"{folder} holds files, but no federation's registry",
@@ -96,20 +104,28 @@ def _check_empty(folder: Path) -> None:
 
 
 def _check_newest(folder: Path, registry: MemberRegistry) -> None:
-    """Raise UsageError if files were written from a newer registry: going on would undo what has been changed since."""
-    newest = max((_version(path, registry) for path in (folder / "trust").glob("*.trust")), default=0)
+    """Raise UsageError if files were written from a newer registry:
+    going on would undo what has been changed since.
+    """
+    newest = max(
+        (_version(path, registry) for path in (folder / "trust").glob("*.trust")), default=0
+    )
     if newest > registry.version:
         raise UsageError(
-            f"the registry in {folder / 'authority'} is an older copy: it is of version {registry.version}, and "
-            f"files of version {newest} have been written from a newer one",
-            "bring the newer one back: with this one, members that were revoked since would be members again",
+            f"the registry in {folder / 'authority'} is an older copy: it is of version "
+            f"{registry.version}, and files of version {newest} have been written from a newer "
+            "one",
+            "bring the newer one back: with this one, members that were revoked since would be "
+            "members again",
         )
 
 
 def _version(path: Path, registry: MemberRegistry) -> int:
     """The version of the member list in a trust file; 0 if that is damaged: it is written again."""
     try:
-        return member_list.verify_signature(trust.read(path).charter, registry.authority, str(path)).version
+        return member_list.verify_signature(
+            trust.read(path).charter, registry.authority, str(path)
+        ).version
     except UsageError:
         return 0
 
@@ -140,13 +156,19 @@ def _read(path: Path, federation: str) -> MemberRegistry:
         found = msgspec.json.decode(file.register, type=MemberRegistry)
         retired = msgspec.json.decode(file.register, type=_RetiredFields)
     except OSError as error:
-        raise UsageError(f"the registry {path} cannot be read: {error.strerror}", "make it readable") from None
+        raise UsageError(
+            f"the registry {path} cannot be read: {error.strerror}", "make it readable"
+        ) from None
     except (ValueError, msgspec.MsgspecError) as error:
-        raise UsageError(f"the registry {path} is damaged: {error}", "bring it back from a backup") from None
+        raise UsageError(
+            f"the registry {path} is damaged: {error}", "bring it back from a backup"
+        ) from None
     if retired.grants:
         raise UsageError(
-            f"the registry {path} has `grants`: this version of edge-node knows one administrator only",
-            "go on with the version that wrote it, or provision the federation anew in another folder (--out)",
+            f"the registry {path} has `grants`: this version of edge-node knows one "
+            "administrator only",
+            "go on with the version that wrote it, or provision the federation anew in another "
+            "folder (--out)",
         )
     if found.federation != federation:
         raise UsageError(
@@ -157,7 +179,9 @@ def _read(path: Path, federation: str) -> MemberRegistry:
 
 
 def _publish(folder: Path, registry: MemberRegistry, *, fresh: bool) -> Iterator[Path]:
-    """Write what is missing or differs. With a `fresh` registry every kit does, so none has to be opened to see that.
+    """Write what is missing or differs.
+
+    With a `fresh` registry every kit does, so none has to be opened to see that.
 
     Passphrases come first: a kit without one would be of no use.
     """
@@ -165,7 +189,8 @@ def _publish(folder: Path, registry: MemberRegistry, *, fresh: bool) -> Iterator
     phrases = "".join(f"{name} {registry.members[name].passphrase}\n" for name in sorted(made))
     yield from _write(folder / "passphrases.txt", phrases, _SECRET)
     for member in made.values():
-        path, passphrase = folder / "kits" / f"{member.name}.kit", registry.members[member.name].passphrase
+        path = folder / "kits" / f"{member.name}.kit"
+        passphrase = registry.members[member.name].passphrase
         if fresh or not _holds(path, member, passphrase):
             kit.write(path, member, passphrase)
             yield path
@@ -174,11 +199,17 @@ def _publish(folder: Path, registry: MemberRegistry, *, fresh: bool) -> Iterator
         yield from _write(folder / "answers" / f"{name}.answer", text, _PUBLIC)
     for name in registry.nodes:
         trusted = trust.Trust(
-            federation=registry.federation, node=name, authority=registry.authority, charter=registry.charter
+            federation=registry.federation,
+            node=name,
+            authority=registry.authority,
+            charter=registry.charter,
         )
-        yield from _write(folder / "trust" / f"{name}.trust", trust.encode(trusted).decode(), _PUBLIC)
+        yield from _write(
+            folder / "trust" / f"{name}.trust", trust.encode(trusted).decode(), _PUBLIC
+        )
     for name, text in _broker_files(registry, folder / "broker").items():
-        yield from _write(folder / "broker" / name, text, _SECRET if name.endswith(".key") else _PUBLIC)
+        secret = _SECRET if name.endswith(".key") else _PUBLIC
+        yield from _write(folder / "broker" / name, text, secret)
     for name in {each.member for each in registry.issued}:
         stale = {
             folder / "kits" / f"{name}.kit": name not in made,

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 def read_json(path: Path, expect: type[T], what: str, again: str) -> T:
-    """A JSON file's content; UsageError, in which `what` it should be and how to get it `again`, if it is none."""
+    """A JSON file's content; UsageError, in which `what` it should be and how to get it `again`,
+    if it is none.
+    """
     try:
         return msgspec.json.decode(read_bytes(path, what, again), type=expect)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -26,4 +28,6 @@ def read_bytes(path: Path, what: str, again: str) -> bytes:
             raise UsageError(f"{path} is too large: no {what} has so many bytes", again)
         return path.read_bytes()
     except OSError as error:
-        raise UsageError(f"the {what} {path} cannot be read: {error.strerror}", "check the name of the file") from None
+        raise UsageError(
+            f"the {what} {path} cannot be read: {error.strerror}", "check the name of the file"
+        ) from None

@@ -10,7 +10,9 @@ _ALL = (PASSWORD, PASSPHRASE, HTTP_TOKEN)
 
 
 def read_secret(name: str) -> str | None:
-    """A secret by its variable's name; systemd (LoadCredential=NAME:FILE) keeps it from other processes' eyes."""
+    """A secret by its variable's name; systemd
+    (LoadCredential=NAME:FILE) keeps it from other processes' eyes.
+    """
     if found := os.environ.get(name):
         return found
     try:

@@ -1,8 +1,9 @@
-"""Shamir's secret sharing (1979): any t of n shares make a secret of 32 bytes, fewer say nothing about it.
+"""Shamir's secret sharing (1979): any t of n shares make a secret of 32 bytes,
+fewer say nothing about it.
 
-A share is a polynomial's value at a member's point, modulo a prime; the secret is its value at 0. Ours, since the kept
-implementations share 16 bytes, and need seconds for the hundreds of secrets that one set of members recovers: here what
-depends on the set alone is computed once.
+A share is a polynomial's value at a member's point, modulo a prime; the secret is its value at 0.
+Ours, since the kept implementations share 16 bytes, and need seconds for the hundreds of secrets
+that one set of members recovers: here what depends on the set alone is computed once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, coefficients: Sequence[int], points: Sequence[int]) -> list[bytes]:
-    """The share at each of the points; as many as there are coefficients and one more make the secret.
+    """The share at each of the points; as many as there are coefficients and one more make the
+    secret.
 
     Args:
         secret: 32 bytes.
@@ -49,7 +51,13 @@ class Interpolation:
         Raises:
             ValueError: they are shares of none.
         """
-        total = sum(factor * int.from_bytes(shares[point], "big") for point, factor in self._factors.items()) % PRIME
+        total = (
+            sum(
+                factor * int.from_bytes(shares[point], "big")
+                for point, factor in self._factors.items()
+            )
+            % PRIME
+        )
         if total >= 1 << (8 * SECRET_BYTES):
             raise ValueError("these are no shares of one secret")
         return total.to_bytes(SECRET_BYTES, "big")

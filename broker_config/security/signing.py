@@ -1,7 +1,7 @@
 """Ed25519 signatures, each valid in one context only.
 
-The bytes are signed as they are, so nothing has to be brought into a canonical form first. An envelope is 0x01, then 64
-bytes of signature, then the content.
+The bytes are signed as they are, so nothing has to be brought into a canonical form first. An
+envelope is 0x01, then 64 bytes of signature, then the content.
 """
 
 import base64
@@ -19,7 +19,9 @@ _DOMAIN = b"edge-node/v1"
 
 
 class ForgedError(ValueError):
-    """Bytes without a valid signature of the expected signer; the text says briefly what is wrong."""
+    """Bytes without a valid signature of the expected signer;
+    the text says briefly what is wrong.
+    """
 
 
 class UnknownKeyError(ForgedError):
@@ -27,7 +29,10 @@ class UnknownKeyError(ForgedError):
 
 
 class SigningKey:
-    """A private key. Its 32 `raw` bytes are the secret, `public` (64 hexadecimal digits) is for everybody."""
+    """A private key.
+
+    Its 32 `raw` bytes are the secret, `public` (64 hexadecimal digits) is for everybody.
+    """
 
     def __init__(self, raw: bytes):
         self._key = Ed25519PrivateKey.from_private_bytes(raw)
@@ -53,15 +58,21 @@ class SigningKey:
 
 
 def verify(public: str, context: str, content: bytes, signature: bytes) -> None:
-    """Raise ForgedError unless `signature` is that of the owner of `public` over `content` in this context."""
+    """Raise ForgedError unless `signature` is that of the owner of `public` over `content` in
+    this context.
+    """
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, _signed_bytes(context, content))
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(
+            signature, _signed_bytes(context, content)
+        )
     except (InvalidSignature, ValueError):
         raise ForgedError("its signature does not fit") from None
 
 
 def open_envelope(public: str, context: str, data: bytes) -> bytes:
-    """Return an envelope's content; ForgedError unless the owner of `public` has signed it for this context."""
+    """Return an envelope's content; ForgedError unless the owner of `public` has signed it for
+    this context.
+    """
     if not data.startswith(ENVELOPE_MARK) or len(data) < ENVELOPE_HEADER:
         raise ForgedError("it is not signed")
     content = data[ENVELOPE_HEADER:]
@@ -81,5 +92,8 @@ def group_letters(data: bytes) -> str:
 
 
 def _signed_bytes(context: str, content: bytes) -> bytes:
-    """What a signature covers. No context holds a zero byte, so it is certain where the context ends."""
+    """What a signature covers.
+
+    No context holds a zero byte, so it is certain where the context ends.
+    """
     return b"\0".join((_DOMAIN, context.encode(), content))

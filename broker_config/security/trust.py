@@ -1,4 +1,7 @@
-"""Trust file of a line: the node whose bundles it serves, and the authority it trusts. Holds no secret."""
+"""Trust file of a line: the node whose bundles it serves, and the authority it trusts.
+
+Holds no secret.
+"""
 
 from pathlib import Path
 

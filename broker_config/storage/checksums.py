@@ -1,4 +1,6 @@
-"""Checksums (SHA-256) by which damaged files are noticed: inside a record, or of a folder's files in `SHA256SUMS`."""
+"""Checksums (SHA-256) by which damaged files are noticed: inside a record,
+or of a folder's files in `SHA256SUMS`.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,7 +12,8 @@ import msgspec
 from broker_config.protocol.errors import explain_scarcity
 from broker_config.storage import disk
 
-SUMS = "SHA256SUMS"  # as sha256sum writes it, so `sha256sum -c SHA256SUMS` checks the folder by hand
+# as sha256sum writes it, so `sha256sum -c SHA256SUMS` checks the folder by hand
+SUMS = "SHA256SUMS"
 T = TypeVar("T")
 
 
@@ -26,7 +29,9 @@ class _Record(msgspec.Struct, frozen=True):
 def write_record(path: Path, value: object, *, mode: int = 0o600) -> None:
     """Replace a file durably by `value` as JSON, with a checksum."""
     data = msgspec.json.encode(value)
-    disk.replace_bytes(path, msgspec.json.encode(_Record(digest(data), msgspec.Raw(data))), mode=mode)
+    disk.replace_bytes(
+        path, msgspec.json.encode(_Record(digest(data), msgspec.Raw(data))), mode=mode
+    )
 
 
 def read_record(path: Path, expect: type[T]) -> T | None:

@@ -1,7 +1,9 @@
-"""SQLite database in a state folder: each change is one transaction, on disk when the method returns.
+"""SQLite database in a state folder: each change is one transaction,
+on disk when the method returns.
 
-It is verified when it is opened: beside its rows it holds a checksum of them all. There is no write-ahead log, since
-SQLite takes a damaged one for a shorter one, and what was committed last would be gone without a word.
+It is verified when it is opened: beside its rows it holds a checksum of them all. There is no
+write-ahead log, since SQLite takes a damaged one for a shorter one, and what was committed last
+would be gone without a word.
 """
 
 import contextlib
@@ -16,10 +18,17 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 Statement = tuple[str, tuple[object, ...]]
 """SQL and its parameters."""
 
-_DISK = (  # results of SQLite that speak of the disk, or of who else uses the file; others, of what is in it
-    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
-)  # fmt: skip
+# results of SQLite that speak of the disk, or of who else uses the file; others, of what is in it
+_DISK = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+)
 _CHECKSUM = "CREATE TABLE checksum (value TEXT NOT NULL); INSERT INTO checksum VALUES ('');"
 _MODULUS = 1 << 256
 
@@ -33,7 +42,8 @@ class Database:
     FILE: ClassVar[str]
     VERSION: ClassVar[int]
     TABLES: ClassVar[str]  # SQL that makes them
-    MORE_TABLES: ClassVar[str] = ""  # likewise, where they are not there: those that files of earlier versions lack
+    # likewise, where they are not there: those that files of earlier versions lack
+    MORE_TABLES: ClassVar[str] = ""
 
     def __init__(self, folder: Path):
         """Raise UsageError if the file has tables of another version."""
@@ -49,9 +59,12 @@ class Database:
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.execute("PRAGMA synchronous=EXTRA")
-        self._db.execute("PRAGMA recursive_triggers=ON")  # else rows that are replaced are deleted without a trigger
+        # else rows that are replaced are deleted without a trigger
+        self._db.execute("PRAGMA recursive_triggers=ON")
         if not _table_names(self._db):
-            self._db.executescript(f"BEGIN; {self.TABLES} {_CHECKSUM} PRAGMA user_version = {self.VERSION};")
+            self._db.executescript(
+                f"BEGIN; {self.TABLES} {_CHECKSUM} PRAGMA user_version = {self.VERSION};"
+            )
             self._sum = _compute_sum(self._db)
             self._save_sum()
             self._db.execute("COMMIT")
@@ -104,12 +117,18 @@ class Database:
         self._db.create_function("add_to_sum", -1, add)
         for table in _summed_tables(self._db):
             columns = [name for _, name, *_ in self._db.execute(f"PRAGMA table_info({table})")]
-            new, old = (
-                f"SELECT add_to_sum({sign}, '{table}', {', '.join(f'{row}.{name}' for name in columns)});"
-                for sign, row in ((1, "new"), (-1, "old"))
-            )
+            sign_texts = []
+            for sign, row in ((1, "new"), (-1, "old")):
+                sign_texts.append(
+                    f"SELECT add_to_sum({sign}, '{table}', "
+                    f"{', '.join(f'{row}.{name}' for name in columns)});"
+                )
+            new, old = sign_texts
             for event, actions in (("INSERT", new), ("DELETE", old), ("UPDATE", old + new)):
-                self._db.execute(f"CREATE TEMP TRIGGER {table}_{event} AFTER {event} ON {table} BEGIN {actions} END")
+                self._db.execute(
+                    f"CREATE TEMP TRIGGER {table}_{event} AFTER {event} ON {table} BEGIN "
+                    f"{actions} END"
+                )
 
     def _save_sum(self) -> None:
         self._db.execute("UPDATE checksum SET value = ?", (f"{self._sum:064x}",))
@@ -129,9 +148,14 @@ def reading(path: Path, command: str, *, verify: bool = True) -> Iterator[sqlite
         EdgeNodeError: it cannot be read, or is damaged.
     """
     if not path.is_file():
-        raise UsageError(f"there is no journal in {path.parent}", f"pass the --state folder of {command}")
+        raise UsageError(
+            f"there is no journal in {path.parent}", f"pass the --state folder of {command}"
+        )
     # Not read-only: what a killed process left half written is to be taken back.
-    with _errors(path), contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database:
+    with (
+        _errors(path),
+        contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database,
+    ):
         database.execute("BEGIN")
         if verify and _table_names(database):
             _verify(database, path)
@@ -155,11 +179,13 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def _unusable(path: Path, error: Exception) -> EdgeNodeError:
-    goes_on = "free some space there, make it writable, and start again: it goes on from what was written before"
-    removed = "the folder was removed: restore it from a copy, or begin another run with --new"
-    return EdgeNodeError(
-        f"the journal in {path.parent} cannot be written: {error}", goes_on if path.parent.exists() else removed
+    goes_on = (
+        "free some space there, make it writable, and start again: it goes on from what was "
+        "written before"
     )
+    removed = "the folder was removed: restore it from a copy, or begin another run with --new"
+    remedy = goes_on if path.parent.exists() else removed
+    return EdgeNodeError(f"the journal in {path.parent} cannot be written: {error}", remedy)
 
 
 def is_damage(error: sqlite3.Error) -> bool:
@@ -179,12 +205,16 @@ def check_not_lost(path: Path, folder: Path, left: Iterable[object]) -> None:
 def _damaged(path: Path, how: str) -> EdgeNodeError:
     return EdgeNodeError(
         f"the journal {path} is damaged: {how}",
-        f"restore the folder {path.parent} from a copy, or remove {path} and begin another run with --new",
+        f"restore the folder {path.parent} from a copy, or remove {path} and begin another run "
+        "with --new",
     )
 
 
 def _table_names(database: sqlite3.Connection) -> list[str]:
-    return [name for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
+    return [
+        name
+        for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")
+    ]
 
 
 def _summed_tables(database: sqlite3.Connection) -> list[str]:

@@ -1,4 +1,6 @@
-"""Durable writes to a disk that may be full or read-only: after a power cut a file has its old or its new content."""
+"""Durable writes to a disk that may be full or read-only:
+after a power cut a file has its old or its new content.
+"""
 
 import errno
 import fcntl
@@ -28,24 +30,31 @@ def writing(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, FileExistsError | NotADirectoryError):
-            raise UsageError(f"{folder} cannot be a folder: {reason}", "name another, or remove that file") from error
+            raise UsageError(
+                f"{folder} cannot be a folder: {reason}", "name another, or remove that file"
+            ) from error
         raise explain_scarcity(error) or EdgeNodeError(
             f"cannot write to {folder}: {reason}", "free some space there, or make it writable"
         ) from error
 
 
 def check_file_writable(path: Path) -> None:
-    """Raise EdgeNodeError, which names it, unless the file can be written. Nothing is left that was not there."""
+    """Raise EdgeNodeError, which names it, unless the file can be written.
+
+    Nothing is left that was not there.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a folder, and a file is to be written there", "name a file")
     check_writable(path.absolute().parent)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise EdgeNodeError, which names the folder, unless files can be written there. It need not exist, nor does then.
+    """Raise EdgeNodeError, which names the folder, unless files can be written there.
 
-    To be called at the start: else a full disk is noticed when there is something to lose. UsageError if another
-    process uses the state folder.
+    It need not exist, nor does then.
+
+    To be called at the start: else a full disk is noticed when there is something to lose.
+    UsageError if another process uses the state folder.
     """
     if is_locked(folder):
         with lock_folder(folder):  # names the process, unless it has just ended
@@ -59,8 +68,14 @@ def check_writable(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; OSError also for a pipe or a device, at which reading could wait for ever."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    """Open a file for reading; OSError also for a pipe or a device,
+    at which reading could wait for ever.
+    """
+
+    def open_at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is a pipe or a device")
@@ -68,18 +83,25 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a new file beside `path`, and move that to `path` once it is safe on the disk."""
+    """Let `write` make a new file beside `path`,
+    and move that to `path` once it is safe on the disk.
+    """
     scratch = path.with_name(f"{path.name}.tmp")
     write(scratch)
     move_durably(scratch, path)
 
 
 def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Replace the content of `path` by `data`. With `mode` 0o600 nobody else can read it at any moment."""
+    """Replace the content of `path` by `data`.
+
+    With `mode` 0o600 nobody else can read it at any moment.
+    """
 
     def write(scratch: Path) -> None:
         scratch.unlink(missing_ok=True)  # one that a killed process left may have another mode
-        with open(scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as file:
+        with open(
+            scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)
+        ) as file:
             file.write(data)
 
     replace(path, write)
@@ -102,23 +124,30 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, remedy: str = "stop that process, or choose another --state folder") -> Iterator[None]:
-    """Keep other processes from using a state folder, which is made for its owner alone if it does not exist.
+def lock_folder(
+    folder: Path, remedy: str = "stop that process, or choose another --state folder"
+) -> Iterator[None]:
+    """Keep other processes from using a state folder,
+    which is made for its owner alone if it does not exist.
 
     Raises:
         UsageError: another process uses it.
         EdgeNodeError: it cannot be written.
     """
     with writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # models and contributions are a plant's secrets
+        # models and contributions are a plant's secrets
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / "lock").open("a+")
     with lock:
         if not (_try_lock(lock) or _try_lock(lock, after=_GLANCE)):
             lock.seek(0)
-            raise UsageError(f"the state folder {folder} is used by process {lock.read().strip() or '?'}", remedy)
+            raise UsageError(
+                f"the state folder {folder} is used by process {lock.read().strip() or '?'}", remedy
+            )
         with writing(folder):
             lock.truncate(0)
-            os.write(lock.fileno(), b"%d" % os.getpid())  # nothing is left for `close`, whose error names no file
+            # nothing is left for `close`, whose error names no file
+            os.write(lock.fileno(), b"%d" % os.getpid())
         yield
 
 

@@ -1,9 +1,10 @@
-"""Hash chain: facts in a row, of which none can be changed, removed, added or moved without all later ones changing.
+"""Hash chain: facts in a row, of which none can be changed, removed,
+added or moved without all later ones changing.
 
-An entry is a line of JSON. Its `number` counts from 1, its `before` is the SHA-256 of the line before it (empty in the
-first). There is one encoding only: sorted keys, no white space, UTF-8, numbers as Python writes them. So whoever has
-SHA-256 can follow the chain, and no line can be read in two ways. The newest entry's number and hash, the head, stand
-for all entries.
+An entry is a line of JSON. Its `number` counts from 1, its `before` is the SHA-256 of the line
+before it (empty in the first). There is one encoding only: sorted keys, no white space, UTF-8,
+numbers as Python writes them. So whoever has SHA-256 can follow the chain, and no line can be read
+in two ways. The newest entry's number and hash, the head, stand for all entries.
 """
 
 import hashlib
@@ -22,13 +23,20 @@ Entry = dict[str, Any]
 
 
 class ChainError(ValueError):
-    """A line that is no entry, or does not follow the one before; the text names the line and says what is wrong."""
+    """A line that is no entry, or does not follow the one before;
+    the text names the line and says what is wrong.
+    """
 
 
 def encode(value: Mapping[str, object]) -> bytes:
     """The one encoding of an object."""
     return json.dumps(
-        value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True, check_circular=False
+        value,
+        ensure_ascii=False,
+        allow_nan=False,
+        separators=(",", ":"),
+        sort_keys=True,
+        check_circular=False,
     ).encode()
 
 
@@ -59,7 +67,9 @@ def link(fact: Mapping[str, object], head: RecordHead | None) -> tuple[bytes, Re
     return line, head_of(line, number)
 
 
-def chain(facts: Iterable[Mapping[str, object]], head: RecordHead | None = None) -> Iterator[tuple[bytes, RecordHead]]:
+def chain(
+    facts: Iterable[Mapping[str, object]], head: RecordHead | None = None
+) -> Iterator[tuple[bytes, RecordHead]]:
     """Each fact's line, and the head that it makes."""
     newest = head
     for fact in facts:
@@ -80,15 +90,24 @@ def follow(chained: Iterable[bytes]) -> Iterator[tuple[Entry, RecordHead]]:
         except ValueError as error:
             raise ChainError(f"line {number}: {error}") from None
         if type(found := entry.get("number")) is not int or found != number:
-            raise ChainError(f"line {number}: entry {number} should be there, it has the number {found!r:.40}")
-        if entry.get("before") != (head.digest if head else ""):
-            raise ChainError(f"line {number}: entry {number} does not fit the one before: one of them was changed")
+            raise ChainError(
+                f"line {number}: entry {number} should be there, it has the number {found!r:.40}"
+            )
+        digest = head.digest if head else ""
+        if entry.get("before") != digest:
+            raise ChainError(
+                f"line {number}: entry {number} does not fit the one before: one of them was "
+                "changed"
+            )
         head = head_of(line, number)
         yield entry, head
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file; of a last one that is not complete, nothing. OSError, or ChainError: it is too large."""
+    """The lines of a file; of a last one that is not complete, nothing.
+
+    OSError, or ChainError: it is too large.
+    """
     with disk.open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST:
             raise ChainError(f"it has more than {_MOST} bytes")

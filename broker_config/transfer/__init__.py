@@ -1,1 +1,3 @@
-"""Content-addressed blobs in chunks: the store, downloads, the send queue, the slots of transfers."""
+"""Content-addressed blobs in chunks: the store, downloads, the send queue,
+the slots of transfers.
+"""

@@ -23,7 +23,9 @@ class BlobStore:
             self.incoming.mkdir(parents=True, exist_ok=True)
 
     def put(self, data: bytes) -> tuple[str, int]:
-        """Store `data` durably; return its digest and size in bytes. EdgeNodeError if the disk does not take it.
+        """Store `data` durably; return its digest and size in bytes.
+
+        EdgeNodeError if the disk does not take it.
 
         A file of that name whose bytes have changed is replaced.
         """
@@ -68,7 +70,9 @@ class BlobStore:
         self.path(digest).unlink(missing_ok=True)
 
     def remove_damaged(self, digest: str) -> None:
-        """Delete a blob whose bytes do not match its digest; one that is about to be complete stays."""
+        """Delete a blob whose bytes do not match its digest;
+        one that is about to be complete stays.
+        """
         if digest in self and not self.is_intact(digest):
             self.remove(digest)
 
@@ -80,8 +84,11 @@ class BlobStore:
             return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
     def checksums(self, digest: str, chunk_size: int) -> list[int] | None:
-        """CRC-32 of each chunk of a blob; None if it is missing or its bytes do not match its digest."""
-        found, sums = hashlib.sha256(), []
+        """CRC-32 of each chunk of a blob; None if it is missing or its bytes do not match its
+        digest.
+        """
+        found = hashlib.sha256()
+        sums = []
         try:
             with self.path(digest).open("rb") as file:
                 while chunk := file.read(chunk_size):
@@ -92,7 +99,9 @@ class BlobStore:
         return sums if found.hexdigest() == digest else None
 
     def purge(self, keep: Collection[str], *, arriving: bool = False) -> None:
-        """Delete all blobs but those of `keep`, and partial files too unless blobs are still `arriving`."""
+        """Delete all blobs but those of `keep`, and partial files too unless blobs are still
+        `arriving`.
+        """
         with self.writing():
             incoming = [] if arriving else self.incoming.iterdir()
             for path in [*self.folder.iterdir(), *incoming]:

@@ -1,6 +1,8 @@
-"""Transfer of blobs: one process serves them to others and fetches them from others, over a connection of its own.
+"""Transfer of blobs: one process serves them to others and fetches them from others,
+over a connection of its own.
 
-A holder sends a chunk to all that fetch the blob at the moment; an asker requests missing chunks until it has them all.
+A holder sends a chunk to all that fetch the blob at the moment; an asker requests missing chunks
+until it has them all.
 """
 
 import logging
@@ -13,11 +15,19 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from paho.mqtt.client import topic_matches_sub
 
-from broker_config.mqtt.client import LARGEST_PACKET, Connected, Delivery, Disconnected, Endpoint, MqttClient
+from broker_config.mqtt.client import (
+    LARGEST_PACKET,
+    Connected,
+    Delivery,
+    Disconnected,
+    Endpoint,
+    MqttClient,
+)
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_chunk, encode, encode_chunk
@@ -38,7 +48,9 @@ BACKLOG = 1 << 20  # bytes handed to the client and not yet written, at most one
 EVENT_QUEUE = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
 MAX_DOWNLOADS = 8  # blobs that are fetched at a time; they share the window
 MAX_UNANSWERED = 2  # requests in a row after which a silent holder gives way to another
-MAX_IGNORED = 10  # requests of a peer without part in the federation, after which it is named: Hello may be on its way
+# requests of a peer without part in the federation, after which it is named: Hello may be on its
+# way
+MAX_IGNORED = 10
 MAX_COMPLAINTS = 100  # peers of which an unreadable message is logged
 KEEPALIVE = 60  # seconds: a slow connection may be busy with chunks for long
 
@@ -50,15 +62,23 @@ class Fetched(NamedTuple):
 
 
 class FetchFailed(NamedTuple):
-    """The blob of `manifest` could not be fetched; the holder's fault, or ours (a full disk, say)."""
+    """The blob of `manifest` could not be fetched; the holder's fault, or ours
+    (a full disk, say).
+    """
 
     manifest: Manifest
     error: EdgeNodeError | PeerError
 
     def ours(self, then: str) -> EdgeNodeError | None:
-        """What is the matter here, with what to do, and `then` to do; None if it is the holder's fault."""
+        """What is the matter here, with what to do, and `then` to do;
+        None if it is the holder's fault.
+        """
         error = self.error
-        return EdgeNodeError(error.what, f"{error.remedy}; {then}") if isinstance(error, EdgeNodeError) else None
+        return (
+            EdgeNodeError(error.what, f"{error.remedy}; {then}")
+            if isinstance(error, EdgeNodeError)
+            else None
+        )
 
 
 class Damaged(NamedTuple):
@@ -83,12 +103,14 @@ class _Job:
 
 
 class BlobTransfer:
-    """Serves the blobs that it is told to offer and fetches those that it is told to fetch, in a thread of its own.
+    """Serves the blobs that it is told to offer and fetches those that it is told to fetch,
+    in a thread of its own.
 
-    Puts Fetched, FetchFailed and Damaged into `inbox`. A few blobs are fetched at a time, others wait. An absent holder
-    is no failure: it gives way to others, and is asked again until it answers or the blob is cancelled.
-    Who asks for chunks and is none who `may_ask` gets no answer, and nobody gets the same ones again and again.
-    All methods may be called from any thread; only `start` and `close` wait for the network.
+    Puts Fetched, FetchFailed and Damaged into `inbox`. A few blobs are fetched at a time, others
+    wait. An absent holder is no failure: it gives way to others, and is asked again until it
+    answers or the blob is cancelled. Who asks for chunks and is none who `may_ask` gets no answer,
+    and nobody gets the same ones again and again. All methods may be called from any thread; only
+    `start` and `close` wait for the network.
     """
 
     def __init__(
@@ -108,11 +130,15 @@ class BlobTransfer:
         self._inbox = inbox
         self._events = EventQueue(EVENT_QUEUE)
         self._commands: deque[Callable[[], None]] = deque()
-        client_id = f"edge-node/{federation}/{me}/data/{secrets.token_hex(8)}"  # the control connection has the name
-        self._mqtt = MqttClient(endpoint, client_id, inbox=self._events, persistent=False, keepalive=KEEPALIVE)
+        # the control connection has the name
+        client_id = f"edge-node/{federation}/{me}/data/{secrets.token_hex(8)}"
+        self._mqtt = MqttClient(
+            endpoint, client_id, inbox=self._events, persistent=False, keepalive=KEEPALIVE
+        )
         self._mqtt.max_payload = LARGEST_PACKET
         self._requests = topics.want(federation, me, "+")
-        self._offered: dict[tuple[str, int], list[int]] = {}  # checksums of chunks by digest and chunk size
+        # checksums of chunks by digest and chunk size
+        self._offered: dict[tuple[str, int], list[int]] = {}
         self._offering = threading.Lock()  # while that is replaced
         self._may_ask = may_ask
         self._ignored: Counter[str] = Counter()  # requests, by asker
@@ -131,7 +157,10 @@ class BlobTransfer:
         self._worker.start()
 
     def close(self) -> None:
-        """Stop. What has arrived of a blob is kept, so that a later process need not fetch it again."""
+        """Stop.
+
+        What has arrived of a blob is kept, so that a later process need not fetch it again.
+        """
         self._closing.set()
         self._wake()
         if self._worker.is_alive():
@@ -145,11 +174,12 @@ class BlobTransfer:
         return min(preferred, self._mqtt.max_packet - CHUNK_OVERHEAD)
 
     def offer(self, digest: str, chunk_size: int) -> bool:
-        """Serve a blob of the store to whoever asks, in chunks of this size, and of sizes offered before.
+        """Serve a blob of the store to whoever asks, in chunks of this size,
+        and of sizes offered before.
 
-        In no other size: a chunk that one asker wants serves all, and nobody can have the same bytes sent in many ways.
-        What is on the disk is verified now, and each chunk again when it is sent. Returns whether it is intact; a blob
-        that is not is not served.
+        In no other size: a chunk that one asker wants serves all, and nobody can have the same
+        bytes sent in many ways. What is on the disk is verified now, and each chunk again when it
+        is sent. Returns whether it is intact; a blob that is not is not served.
         """
         if (digest, chunk_size) in self._offered:
             return True
@@ -166,23 +196,31 @@ class BlobTransfer:
             self._offered = {key: sums for key, sums in self._offered.items() if key[0] != digest}
 
     def fetch(self, manifest: Manifest) -> None:
-        """Get a blob from its holder, `manifest.node`; Fetched follows at once if the store has it already.
+        """Get a blob from its holder, `manifest.node`;
+        Fetched follows at once if the store has it already.
 
         Called again for a blob that waits because its holder was silent, it ends that disadvantage.
         """
         self._submit(partial(self._add, manifest))
 
     def renew_subscriptions(self) -> None:
-        """Go on under the new names that blobs have since the endpoint's encryption has other keys."""
+        """Go on under the new names that blobs have since the endpoint's encryption has other
+        keys.
+        """
         self._submit(self._renew)
 
     def received(self, digest: str) -> int:
         """Return how many bytes have arrived of a blob that is being fetched."""
-        return max((job.download.received for job in list(self._jobs.get(digest, ())) if job.download), default=0)
+        return max(
+            (job.download.received for job in list(self._jobs.get(digest, ())) if job.download),
+            default=0,
+        )
 
     def in_progress(self) -> list[Manifest]:
-        """Return the manifests of the few blobs that are fetched at the moment; nothing arrives of those that wait."""
-        return [manifest for job in list(self._slots.active) for manifest in list(job.manifests)]
+        """Return the manifests of the few blobs that are fetched at the moment;
+        nothing arrives of those that wait.
+        """
+        return list(chain.from_iterable(list(job.manifests) for job in list(self._slots.active)))
 
     def cancel(self, manifest: Manifest) -> None:
         """Stop fetching a blob from this holder, and delete what has arrived of it."""
@@ -204,7 +242,12 @@ class BlobTransfer:
                 log.exception("the blob transfer of %s goes on after an error", self._me)
 
     def _step(self) -> None:
-        timeout = 0.002 if self._sends else 0.05 if self._jobs else 0.5
+        if self._sends:
+            timeout = 0.002
+        elif self._jobs:
+            timeout = 0.05
+        else:
+            timeout = 0.5
         with suppress(queue.Empty):
             self._handle(self._events.get(timeout=timeout))
         while self._commands:
@@ -224,7 +267,11 @@ class BlobTransfer:
                 self._serve(event)
             case Delivery():
                 self.bytes_received += len(event.payload)
-                for job in [job for job in self._jobs.get(topics.blob(event.topic), ()) if job.topic == event.topic]:
+                for job in [
+                    job
+                    for job in self._jobs.get(topics.blob(event.topic), ())
+                    if job.topic == event.topic
+                ]:
                     self._receive(job, event.payload)
 
     def _serve(self, request: Delivery) -> None:
@@ -246,7 +293,13 @@ class BlobTransfer:
         left = self._allowances.left(asker, want, count, now)
         self._allowances.spend(asker, want, self._sends.add(want, now, left))
         if not left and self._is_first_complaint(asker):
-            log.warning("%r has had %s %d times in %d s: it has to wait", asker, want.digest[:12], REPEATS, PERIOD)
+            log.warning(
+                "%r has had %s %d times in %d s: it has to wait",
+                asker,
+                want.digest[:12],
+                REPEATS,
+                PERIOD,
+            )
 
     def _ignore(self, asker: str) -> None:
         """Leave out a request of somebody without part in the federation."""
@@ -269,11 +322,14 @@ class BlobTransfer:
             if checksums is None:
                 continue
             try:
-                data = self._store.read(chunk.digest, chunk.number * chunk.chunk_size, chunk.chunk_size)
+                data = self._store.read(
+                    chunk.digest, chunk.number * chunk.chunk_size, chunk.chunk_size
+                )
             except OSError:
                 data = b""
             if zlib.crc32(data) != checksums[chunk.number]:
-                if (chunk.digest, chunk.chunk_size) in self._offered:  # else withdrawn and removed at this moment
+                # else withdrawn and removed at this moment
+                if (chunk.digest, chunk.chunk_size) in self._offered:
                     self.withdraw(chunk.digest)
                     self._notify(Damaged(chunk.digest))
                 continue
@@ -287,8 +343,15 @@ class BlobTransfer:
         for download in self._active_downloads():
             if chunks := download.chunks_to_request(now):
                 blob = download.manifest
-                want = Want(digest=blob.digest, chunk_size=blob.chunk_size, chunks=chunks, newest=download.newest)
-                self._mqtt.publish(topics.want(self._federation, blob.node, self._me), encode(want), qos=0)
+                want = Want(
+                    digest=blob.digest,
+                    chunk_size=blob.chunk_size,
+                    chunks=chunks,
+                    newest=download.newest,
+                )
+                self._mqtt.publish(
+                    topics.want(self._federation, blob.node, self._me), encode(want), qos=0
+                )
 
     def _schedule(self) -> None:
         for job in list(self._slots.active):
@@ -351,13 +414,16 @@ class BlobTransfer:
     def _may_retry(self, job: _Job, download: Download) -> bool:
         """Whether the wrong bytes of a blob may not be its holder's fault.
 
-        A power cut may have torn the file of an earlier process. And where members sign their messages, a broker can
-        still forge chunks: the holder must not be refused for that.
+        A power cut may have torn the file of an earlier process. And where members sign their
+        messages, a broker can still forge chunks: the holder must not be refused for that.
         """
         if download.resumed:
             return True
         if self._mqtt.endpoint.signer and self._is_first_complaint(job.blob.node):
-            log.warning("what arrives from %s is not the blob that it has signed; asking for it again", job.blob.node)
+            log.warning(
+                "what arrives from %s is not the blob that it has signed; asking for it again",
+                job.blob.node,
+            )
         return self._mqtt.endpoint.signer is not None
 
     def _add(self, manifest: Manifest) -> None:
@@ -367,7 +433,9 @@ class BlobTransfer:
         jobs = self._jobs.setdefault(manifest.digest, [])
         job = next((job for job in jobs if job.matches(manifest)), None)
         if job is None:
-            topic = topics.chunks(self._federation, manifest.node, manifest.digest, manifest.chunk_size)
+            topic = topics.chunks(
+                self._federation, manifest.node, manifest.digest, manifest.chunk_size
+            )
             jobs.append(job := _Job(manifest, topic))
         elif manifest not in job.manifests:
             job.manifests.append(manifest)
@@ -379,7 +447,9 @@ class BlobTransfer:
             download.restart()
 
     def _cancel(self, manifest: Manifest) -> None:
-        for job in [job for job in self._jobs.get(manifest.digest, ()) if job.blob.node == manifest.node]:
+        for job in [
+            job for job in self._jobs.get(manifest.digest, ()) if job.blob.node == manifest.node
+        ]:
             job.manifests.clear()
             self._remove(job)
 
@@ -396,7 +466,8 @@ class BlobTransfer:
             if all(each.topic != job.topic for each in jobs):
                 self._mqtt.unsubscribe(job.topic)
         for manifest in job.manifests:
-            self._notify(FetchFailed(manifest, error) if error else Fetched(manifest))
+            failed = FetchFailed(manifest, error) if error else Fetched(manifest)
+            self._notify(failed)
 
     def _notify(self, outcome: Fetched | FetchFailed | Damaged) -> None:
         while not self._closing.is_set():

@@ -10,10 +10,12 @@ from broker_config.protocol.messages import Want
 
 MAX_QUEUED = 16_384  # chunks; an asker whose request does not fit repeats it later
 MAX_REMEMBERED = 4096  # chunks that were sent last
-REPEATS = 4  # times that an asker may have each byte of a blob in a period: chunks are lost, processes restart
+# times that an asker may have each byte of a blob in a period: chunks are lost, processes restart
+REPEATS = 4
 PERIOD = 60.0  # seconds
 _ASKERS = 10_000  # that are counted one by one
-HOLD_OFF = 0.5  # seconds: a chunk is in flight to an asker that wants it again so soon and names no newest chunk
+# seconds: a chunk is in flight to an asker that wants it again so soon and names no newest chunk
+HOLD_OFF = 0.5
 
 
 class Chunk(NamedTuple):
@@ -30,10 +32,13 @@ class _Sent(NamedTuple):
 
 
 class SendQueue:
-    """Chunks to send, in the order in which they were requested. All askers of a blob receive each of them.
+    """Chunks to send, in the order in which they were requested.
 
-    A chunk that several askers want is sent once; nor is it sent again to an asker while it is in flight. The broker
-    keeps the order: what was sent after the chunk that an asker received last is still to come.
+    All askers of a blob receive each of them.
+
+    A chunk that several askers want is sent once; nor is it sent again to an asker while it is in
+    flight. The broker keeps the order: what was sent after the chunk that an asker received last is
+    still to come.
     """
 
     def __init__(self) -> None:
@@ -45,7 +50,9 @@ class SendQueue:
         return len(self._waiting)
 
     def add(self, want: Want, now: float, most: int = MAX_QUEUED) -> int:
-        """Queue at most so many of the requested chunks, but none that waits or is in flight; return how many."""
+        """Queue at most so many of the requested chunks,
+        but none that waits or is in flight; return how many.
+        """
         newest = self._sent.get(Chunk(want.digest, want.chunk_size, want.newest))
         before = len(self)
         for index in want.chunks:
@@ -53,7 +60,13 @@ class SendQueue:
                 break
             chunk = Chunk(want.digest, want.chunk_size, index)
             sent = self._sent.get(chunk)
-            if not (sent and (sent.order > newest.order if newest else now - sent.time < HOLD_OFF)):
+            if sent is None:
+                was_just_sent = False
+            elif newest:
+                was_just_sent = sent.order > newest.order
+            else:
+                was_just_sent = now - sent.time < HOLD_OFF
+            if not was_just_sent:
                 self._waiting.setdefault(chunk)
         return len(self) - before
 
@@ -74,7 +87,9 @@ class SendQueue:
 
 
 class Allowances:
-    """How many chunks each asker may still have in this period: a request of a few bytes must not cost megabytes."""
+    """How many chunks each asker may still have in this period:
+    a request of a few bytes must not cost megabytes.
+    """
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -83,7 +98,8 @@ class Allowances:
     def left(self, asker: str, want: Want, count: int, now: float) -> int:
         """Chunks that the asker may still have of a blob of `count` chunks."""
         if now - self._since > PERIOD or len(self._had) > _ASKERS:
-            self._since, self._had = now, Counter()
+            self._since = now
+            self._had = Counter()
         return max(0, REPEATS * count - self._had[asker, want.digest])
 
     def spend(self, asker: str, want: Want, chunks: int) -> None:

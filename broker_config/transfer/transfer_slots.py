@@ -7,7 +7,9 @@ T = TypeVar("T", bound=Hashable)
 
 
 class TransferSlots(Generic[T]):
-    """A limited number of active transfers and a queue for the others; unresponsive ones wait behind all others."""
+    """A limited number of active transfers and a queue for the others;
+    unresponsive ones wait behind all others.
+    """
 
     def __init__(self, capacity: int):
         self.active: list[T] = []
@@ -16,7 +18,9 @@ class TransferSlots(Generic[T]):
         self._unresponsive: dict[T, None] = {}  # likewise
 
     def add(self, transfer: T) -> None:
-        """Queue a transfer unless it is active; one that was unresponsive is queued with the others again."""
+        """Queue a transfer unless it is active; one that was unresponsive is queued with the
+        others again.
+        """
         if transfer not in self.active:
             self._unresponsive.pop(transfer, None)
             self._waiting.setdefault(transfer)
@@ -35,7 +39,9 @@ class TransferSlots(Generic[T]):
         self._unresponsive.pop(transfer, None)
 
     def start_next(self) -> T | None:
-        """Return a transfer that is active from now on; None if there is no free place or none waits."""
+        """Return a transfer that is active from now on;
+        None if there is no free place or none waits.
+        """
         queue = self._waiting or self._unresponsive
         if len(self.active) >= self._capacity or not queue:
             return None

@@ -1,7 +1,8 @@
-"""Format of a bundle, the deployable model: a folder with `model.onnx`, `manifest.json` and `golden.png`.
+"""Format of a bundle, the deployable model: a folder with `model.onnx`,
+`manifest.json` and `golden.png`.
 
-A signed bundle has two more files: `manifest.sig`, its node's signature of manifest.json, and `charter`, which says
-whose key that is; `verification` checks both.
+A signed bundle has two more files: `manifest.sig`, its node's signature of manifest.json, and
+`charter`, which says whose key that is; `verification` checks both.
 """
 
 import hashlib
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from broker_config.security.signing import SigningKey
 
 FORMAT = 1
-MANIFEST, SIGNATURE, CHARTER = "manifest.json", "manifest.sig", "charter"
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
+CHARTER = "charter"
 PERSONAL_MODEL = "personal.json"  # what a model that is not exported yet has instead of a manifest
 CLASSIFIER = "classifier"
 CONTEXT = "bundle"  # of the signature
@@ -45,7 +48,9 @@ _LARGEST = 1 << 30  # bytes of any other file
 _PROPOSED = 5  # folders that an error proposes
 _COPY_AGAIN = "copy the whole bundle folder again"
 
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z", description="plain: no folders")]
+FileName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z", description="plain: no folders")
+]
 
 
 class BundleError(UsageError):
@@ -53,7 +58,9 @@ class BundleError(UsageError):
 
 
 class Input(Struct, frozen=True, kw_only=True):
-    """Input of the graph: uint8 RGB images [N, size, size, 3]; scaling and normalising are inside the graph."""
+    """Input of the graph: uint8 RGB images [N, size, size, 3];
+    scaling and normalising are inside the graph.
+    """
 
     size: Annotated[int, Meta(ge=1, le=4096)]  # pixels
     name: str = "image"
@@ -78,17 +85,21 @@ class Golden(Struct, frozen=True, kw_only=True):
 
 
 class HeldOut(Struct, frozen=True, kw_only=True):
-    """Outputs for held-out images, cross-fitted: temperature and thresholds of each come from the others.
+    """Outputs for held-out images, cross-fitted:
+    temperature and thresholds of each come from the others.
 
     They tell a line what errors its own threshold brings. As private as the model.
     """
 
     labels: bytes  # uint16 [n], little-endian as all of it: positions in `classes`
     probabilities: bytes  # float16 [n, classes], of the graph
-    accepted: bytes  # uint8 [n]: 1 if the verdict under a line's default prior reaches its class's threshold, else 0
+    # uint8 [n]: 1 if the verdict under a line's default prior reaches its class's threshold, else 0
+    accepted: bytes
 
     @staticmethod
-    def of(labels: NDArray[np.int64], probabilities: NDArray[np.floating], accepted: NDArray[np.bool_]) -> "HeldOut":
+    def of(
+        labels: NDArray[np.int64], probabilities: NDArray[np.floating], accepted: NDArray[np.bool_]
+    ) -> "HeldOut":
         """From labels [n], probabilities [n, classes] and whether each verdict is accepted [n]."""
         return HeldOut(
             labels=labels.astype("<u2").tobytes(),
@@ -96,10 +107,17 @@ class HeldOut(Struct, frozen=True, kw_only=True):
             accepted=accepted.astype("u1").tobytes(),
         )
 
-    def arrays(self, classes: int) -> tuple[NDArray[np.uint16], NDArray[np.float32], NDArray[np.bool_]]:
-        """Labels [n], probabilities [n, classes] and whether each is accepted [n]; ValueError if they do not fit."""
-        labels, accepted = np.frombuffer(self.labels, "<u2"), np.frombuffer(self.accepted, "u1") > 0
-        probabilities = np.frombuffer(self.probabilities, "<f2").astype(np.float32).reshape(-1, classes)
+    def arrays(
+        self, classes: int
+    ) -> tuple[NDArray[np.uint16], NDArray[np.float32], NDArray[np.bool_]]:
+        """Labels [n], probabilities [n, classes] and whether each is accepted [n];
+        ValueError if they do not fit.
+        """
+        labels = np.frombuffer(self.labels, "<u2")
+        accepted = np.frombuffer(self.accepted, "u1") > 0
+        probabilities = (
+            np.frombuffer(self.probabilities, "<f2").astype(np.float32).reshape(-1, classes)
+        )
         if not len(labels) == len(accepted) == len(probabilities) > 0 or labels.max() >= classes:
             raise ValueError("not a label, a decision and one probability a class for each image")
         return labels, probabilities, accepted
@@ -110,21 +128,25 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
     images: int  # on which it was measured
     temperature: float = 1.0  # by which the graph divides its logits
-    coverage: float = 1.0  # share of them that reach the threshold of their class, under a line's default prior
+    # share of them that reach the threshold of their class, under a line's default prior
+    coverage: float = 1.0
     accuracy: float = 0.0  # of the model on that share, likewise
     thresholds: dict[str, float] = {}  # least confidence of each class
     held_out: HeldOut | None = None  # of these images, or of some if they are many
 
 
 class Reference(Struct, frozen=True, kw_only=True):
-    """Statistics of held-out images: a safetensors file against which drift and novelty are measured."""
+    """Statistics of held-out images: a safetensors file against which drift and novelty are
+    measured.
+    """
 
     file: FileName
     sha256: Digest
 
 
 class PrivacySpent(Struct, frozen=True, kw_only=True):
-    """Differential privacy of each training image: what all that left the plant may tell of it, at most.
+    """Differential privacy of each training image:
+    what all that left the plant may tell of it, at most.
 
     It says nothing of the model or bundle itself, which knows the plant's images as they are.
     """
@@ -146,7 +168,8 @@ class Provenance(Struct, frozen=True, kw_only=True):
     nodes: int = 0  # that the run expected; 0: unknown
     quorum: int = 0  # contributions that closed a round, at least; likewise
     aggregation: messages.Aggregation | None = None  # likewise
-    tested: dict[str, tuple[int, int]] = {}  # images of each class that were not trained on: named rightly, all
+    # images of each class that were not trained on: named rightly, all
+    tested: dict[str, tuple[int, int]] = {}
     software: dict[str, str]  # versions with which it was trained
     record: messages.RecordHead | None = None  # of the coordinator, at the end of the run
     privacy: PrivacySpent | None = None  # None if the federation was not private
@@ -162,23 +185,29 @@ class Description(Struct, frozen=True, kw_only=True):
     model: str
     round: Round
     classes: Annotated[tuple[str, ...], Meta(min_length=2)]
-    trained: dict[str, Annotated[int, Meta(ge=1)]] = {}  # training images of each of the node's own classes; or unknown
-    trained_on: tuple[str, ...] = ()  # the images that trained it, by `short_digest`, 10,000 at most; or unknown
+    # training images of each of the node's own classes; or unknown
+    trained: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    # the images that trained it, by `short_digest`, 10,000 at most; or unknown
+    trained_on: tuple[str, ...] = ()
     input: Input
     output: str = "probabilities"  # float32 [N, classes]
     extras: tuple[
         Literal["opinions", "features", "maps"], ...
     ] = ()  # other outputs; their shapes: edge.inference.predictor.Outputs
-    encoders: tuple[Literal["received", "own", "alone"], ...] = ()  # in the order of opinions and maps
+    # in the order of opinions and maps
+    encoders: tuple[Literal["received", "own", "alone"], ...] = ()
     precision: Literal["fp32", "int8"] = "fp32"
     confidence: Confidence | None = None
     metrics: dict[str, float] = {}
     comparison: Comparison | None = None  # with training alone
-    provenance: Provenance | None = None  # None if it was not trained in a federation, or exported by an older version
+    # None if it was not trained in a federation, or exported by an older version
+    provenance: Provenance | None = None
 
 
 def short_digest(digest: str) -> str:
-    """What a manifest keeps of an image's SHA-256, hexadecimal: enough to tell whether it is the same file."""
+    """What a manifest keeps of an image's SHA-256, hexadecimal:
+    enough to tell whether it is the same file.
+    """
     return digest[:16]
 
 
@@ -195,9 +224,12 @@ class Manifest(Description, frozen=True, kw_only=True):
     golden: Golden
     reference: Reference | None = None
     # Of signed bundles only:
-    broadcast: messages.Manifest | None = None  # from which the model was made, as signed by its coordinator
-    version: Annotated[int, Meta(ge=0)] = 0  # grows with each export of a node: seconds since 1970, or more
-    expires: Annotated[datetime, Meta(tz=True)] | None = None  # it must not be put into service afterwards
+    # from which the model was made, as signed by its coordinator
+    broadcast: messages.Manifest | None = None
+    # grows with each export of a node: seconds since 1970, or more
+    version: Annotated[int, Meta(ge=0)] = 0
+    # it must not be put into service afterwards
+    expires: Annotated[datetime, Meta(tz=True)] | None = None
 
     @property
     def id(self) -> str:
@@ -221,7 +253,8 @@ class Signing(NamedTuple):
 
     key: "SigningKey"  # the node's
     charter: bytes  # the signed member list
-    broadcast: messages.Manifest | None  # from which the model was made; None for a VFL sensor or head
+    # from which the model was made; None for a VFL sensor or head
+    broadcast: messages.Manifest | None
     expires: datetime
 
 
@@ -237,19 +270,34 @@ def write_bundle(
 ) -> Manifest:
     """Write a bundle atomically; an existing bundle is replaced.
 
-    `golden` is uint8 [size, size, 3]; `probabilities` are those that `onnx` gives for it, one for each class, within
-    `tolerance`. `reference` is the result of `Reference.encode`. Raises UsageError when `folder` exists and is no
-    bundle.
+    `golden` is uint8 [size, size, 3]; `probabilities` are those that `onnx` gives for it, one for
+    each class, within `tolerance`. `reference` is the result of `Reference.encode`. Raises
+    UsageError when `folder` exists and is no bundle.
     """
-    size, classes = description.input.size, description.classes
-    if golden.shape != (size, size, 3) or golden.dtype != np.uint8 or len(probabilities) != len(classes):
-        raise ValueError(f"expected a golden image uint8 [{size}, {size}, 3] and {len(classes)} probabilities")
+    size = description.input.size
+    classes = description.classes
+    if (
+        golden.shape != (size, size, 3)
+        or golden.dtype != np.uint8
+        or len(probabilities) != len(classes)
+    ):
+        raise ValueError(
+            f"expected a golden image uint8 [{size}, {size}, 3] and {len(classes)} probabilities"
+        )
     png = io.BytesIO()
     Image.fromarray(golden).save(png, "PNG")
     files = {"model.onnx": onnx, "golden.png": png.getvalue()}
     if reference is not None:
         files["reference.safetensors"] = reference
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    reference_or_none = (
+        Reference(file="reference.safetensors", sha256=digests["reference.safetensors"])
+        if reference is not None
+        else None
+    )
+    broadcast = signing.broadcast if signing else None
+    version_or_zero = next_version(folder) if signing else 0
+    expires = signing.expires if signing else None
     manifest = Manifest(
         **{name: getattr(description, name) for name in Description.__struct_fields__},
         software=version("edge-node"),
@@ -261,40 +309,50 @@ def write_bundle(
             probabilities=tuple(float(p) for p in probabilities),
             tolerance=tolerance,
         ),
-        reference=Reference(file="reference.safetensors", sha256=digests["reference.safetensors"])
-        if reference is not None
-        else None,
-        broadcast=signing.broadcast if signing else None,
-        version=next_version(folder) if signing else 0,
-        expires=signing.expires if signing else None,
+        reference=reference_or_none,
+        broadcast=broadcast,
+        version=version_or_zero,
+        expires=expires,
     )
     write_files(folder, files, manifest, signing)
     return manifest
 
 
-def write_files(folder: Path, files: dict[str, bytes], manifest: Struct, signing: Signing | None) -> None:
-    """Write a folder with these files, their manifest and, with `signing`, its signature and charter.
+def write_files(
+    folder: Path, files: dict[str, bytes], manifest: Struct, signing: Signing | None
+) -> None:
+    """Write a folder with these files, their manifest and, with `signing`,
+    its signature and charter.
 
     UsageError when `folder` exists and is no bundle.
     """
     if folder.exists() and not (folder / MANIFEST).is_file():
-        raise UsageError(f"{folder} exists and is not a bundle", "name a folder that does not exist yet")
+        raise UsageError(
+            f"{folder} exists and is not a bundle", "name a folder that does not exist yet"
+        )
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    proof = {SIGNATURE: signing.key.sign(CONTEXT, content), CHARTER: signing.charter} if signing else {}
+    proof = (
+        {SIGNATURE: signing.key.sign(CONTEXT, content), CHARTER: signing.charter} if signing else {}
+    )
     with writing(folder):
         _replace(folder, {**files, MANIFEST: content, **proof})
 
 
 def next_version(folder: Path) -> int:
-    """The current time, or one more than the version of the existing bundle if the clock was set back since."""
+    """The current time, or one more than the version of the existing bundle if the clock was set
+    back since.
+    """
     existing = 0
-    with suppress(BundleError, msgspec.DecodeError, UnicodeDecodeError):  # none, or a damaged one to be replaced
+    # none, or a damaged one to be replaced
+    with suppress(BundleError, msgspec.DecodeError, UnicodeDecodeError):
         existing = msgspec.json.decode(load_manifest(folder), type=_Header).version
     return max(int(time.time()), existing + 1)
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """Read a bundle; raises BundleError when its format, a file or a hash does not match the manifest."""
+    """Read a bundle; raises BundleError when its format,
+    a file or a hash does not match the manifest.
+    """
     content = load_manifest(folder)
     return check_bundle(folder, parse_manifest(folder, content), content)
 
@@ -306,7 +364,9 @@ def check_bundle(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
 
 
 def read_digest(folder: Path) -> str:
-    """The digest of the bundle in a folder, of which nothing is parsed or checked; BundleError when there is none."""
+    """The digest of the bundle in a folder, of which nothing is parsed or checked;
+    BundleError when there is none.
+    """
     return _digest(load_manifest(folder))
 
 
@@ -316,7 +376,8 @@ def _digest(manifest: bytes) -> str:
 
 def parts(manifest: Manifest) -> list[Part]:
     """The files that a manifest lists with their hashes."""
-    return [*manifest.roles.values(), manifest.golden, *([manifest.reference] if manifest.reference else [])]
+    reference = [manifest.reference] if manifest.reference else []
+    return [*manifest.roles.values(), manifest.golden, *reference]
 
 
 def file_names(manifest: Manifest) -> set[str]:
@@ -330,7 +391,9 @@ def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def read_small_file(folder: Path, name: str) -> bytes:
-    """The content of a small file, of at most LARGEST[name] bytes; BundleError if it is missing or larger."""
+    """The content of a small file, of at most LARGEST[name] bytes;
+    BundleError if it is missing or larger.
+    """
     with _open_plain(folder / name, LARGEST[name]) as file:
         return file.read(LARGEST[name])
 
@@ -345,11 +408,14 @@ def load_manifest(folder: Path) -> bytes:
     if inside:
         remedy = f"did you mean {' or '.join(inside[:_PROPOSED])}?"
     elif models:
-        remedy = f"it is a model: edge-node export {shlex.quote(str(models[0]))} --out bundles makes a bundle of it"
+        remedy = (
+            f"it is a model: edge-node export {shlex.quote(str(models[0]))} --out bundles makes "
+            "a bundle of it"
+        )
     else:
         remedy = (
-            "name a folder that edge-node export wrote, or the bundle folder in a --state of edge-node vfl, which is "
-            "there once some rounds are played"
+            "name a folder that edge-node export wrote, or the bundle folder in a --state of "
+            "edge-node vfl, which is there once some rounds are played"
         )
     raise BundleError(f"{folder} is not a bundle: {MANIFEST} is missing", remedy)
 
@@ -363,12 +429,14 @@ class _Header(Struct):
 
 
 def check_format(path: Path, content: bytes) -> str:
-    """A bundle's role, if it names one; BundleError for another format, msgspec.DecodeError if it is no manifest."""
+    """A bundle's role, if it names one; BundleError for another format,
+    msgspec.DecodeError if it is no manifest.
+    """
     found = msgspec.json.decode(content, type=_Header)
     if found.format != FORMAT:
+        remedy = "upgrade edge-node" if found.format > FORMAT else "export the model again"
         raise BundleError(
-            f"{path} has format {found.format}; this edge-node reads format {FORMAT}",
-            "upgrade edge-node" if found.format > FORMAT else "export the model again",
+            f"{path} has format {found.format}; this edge-node reads format {FORMAT}", remedy
         )
     return found.role
 
@@ -378,13 +446,18 @@ def parse_manifest(folder: Path, content: bytes) -> Manifest:
     path = folder / MANIFEST
     try:
         if role := check_format(path, content):
-            raise BundleError(f"{path} is the bundle of a {role}", "serve it with edge-node vfl serve")
+            raise BundleError(
+                f"{path} is the bundle of a {role}", "serve it with edge-node vfl serve"
+            )
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is damaged: {error}", "export the model again") from error
-    if CLASSIFIER not in manifest.roles or len(manifest.golden.probabilities) != len(manifest.classes):
+    if CLASSIFIER not in manifest.roles or len(manifest.golden.probabilities) != len(
+        manifest.classes
+    ):
         raise BundleError(
-            f"{path} contradicts itself: no {CLASSIFIER}, or not one golden probability for each class",
+            f"{path} contradicts itself: no {CLASSIFIER}, or not one golden probability for each "
+            "class",
             "export the model again",
         )
     if manifest.confidence and manifest.confidence.held_out:
@@ -392,11 +465,13 @@ def parse_manifest(folder: Path, content: bytes) -> Manifest:
             manifest.confidence.held_out.arrays(len(manifest.classes))
         except ValueError as error:
             raise BundleError(
-                f"{path} contradicts itself: its held-out images do not fit ({error})", "export the model again"
+                f"{path} contradicts itself: its held-out images do not fit ({error})",
+                "export the model again",
             ) from error
     if unknown := sorted(manifest.trained.keys() - set(manifest.classes)):
         raise BundleError(
-            f"{path} contradicts itself: it was trained on {unknown[0]!r}, which is none of its classes",
+            f"{path} contradicts itself: it was trained on {unknown[0]!r}, which is none of its "
+            "classes",
             "export the model again",
         )
     return manifest
@@ -406,12 +481,16 @@ def check_files(folder: Path, parts: Sequence[Part]) -> None:
     """BundleError unless the hashes of a bundle's files match its manifest."""
     for part in parts:
         with _open_plain(folder / part.file, _LARGEST) as file:
-            _check_digest(folder / part.file, hashlib.file_digest(file, "sha256").hexdigest(), part.sha256)
+            _check_digest(
+                folder / part.file, hashlib.file_digest(file, "sha256").hexdigest(), part.sha256
+            )
 
 
 @contextmanager
 def copied_to_memory(folder: Path, part: Part) -> Iterator[Path]:
-    """A copy of a file in memory, where nobody can change it; BundleError unless it matches the manifest."""
+    """A copy of a file in memory, where nobody can change it;
+    BundleError unless it matches the manifest.
+    """
     path = folder / part.file
     with _open_plain(path, _LARGEST) as file, os.fdopen(os.memfd_create(part.file), "w+b") as copy:
         shutil.copyfileobj(file, copy)
@@ -443,7 +522,9 @@ def _open_plain(path: Path, largest: int) -> Iterator[io.BufferedReader]:
 
 
 def _replace(folder: Path, files: dict[str, bytes]) -> None:
-    """Put a folder with these files at `folder`, in place of an existing one, which stays untouched on an error."""
+    """Put a folder with these files at `folder`, in place of an existing one,
+    which stays untouched on an error.
+    """
     folder = folder.resolve()
     fresh, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}") for _ in range(2))
     fresh.mkdir(parents=True)
@@ -452,7 +533,8 @@ def _replace(folder: Path, files: dict[str, bytes]) -> None:
             with (fresh / name).open("wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())  # the old bundle goes next: the new one must survive a power cut
+                # the old bundle goes next: the new one must survive a power cut
+                os.fsync(file.fileno())
         if folder.exists():
             folder.replace(old)
         fresh.replace(folder)

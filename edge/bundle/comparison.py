@@ -1,4 +1,6 @@
-"""Comparison of a plant's candidates for deployment: trained alone, together with others, and both mixed."""
+"""Comparison of a plant's candidates for deployment: trained alone, together with others,
+and both mixed.
+"""
 
 from typing import Annotated, Literal
 
@@ -22,14 +24,16 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What joining was worth to one plant: its candidates on the same images, none of which trained them.
+    """What joining was worth to one plant: its candidates on the same images,
+    none of which trained them.
 
-    They are judged as a line judges by default: all classes are candidates, those that the plant never taught at less
-    weight (`edge.inference.class_prior`).
+    They are judged as a line judges by default: all classes are candidates, those that the plant
+    never taught at less weight (`edge.inference.class_prior`).
     """
 
     images: Annotated[int, Meta(ge=1)]
-    cross_validated: bool = False  # in folds; then the average has seen them, and all but `alone` look a little better
+    # in folds; then the average has seen them, and all but `alone` look a little better
+    cross_validated: bool = False
     guessing: Share  # accuracy of naming always the commonest of these images' classes
     alone: Candidate
     together: Candidate
@@ -54,8 +58,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
             shown.append(f"{name} {_percent(candidate.accuracy)}{difference}")
         how = "cross-validated" if self.cross_validated else "held-out"
         return (
-            f"on {self.images} {how} images: {', '.join(shown)}, guessing {_percent(self.guessing)}: "
-            f"{self.deployed} is deployed"
+            f"on {self.images} {how} images: {', '.join(shown)}, guessing "
+            f"{_percent(self.guessing)}: {self.deployed} is deployed"
         )
 
     def warnings(self) -> list[str]:
@@ -64,13 +68,15 @@ class Comparison(Struct, frozen=True, kw_only=True):
         deployed = self.chosen
         if deployed.low <= self.guessing:
             found.append(
-                f"{_percent(deployed.accuracy)} of {self.images} images ({_percent(deployed.low)} to "
-                f"{_percent(deployed.high)}) can hardly be told from guessing ({_percent(self.guessing)}): "
-                "label more images before it decides anything"
+                f"{_percent(deployed.accuracy)} of {self.images} images "
+                f"({_percent(deployed.low)} to {_percent(deployed.high)}) can hardly be told "
+                f"from guessing ({_percent(self.guessing)}): label more images before it decides "
+                "anything"
             )
         if self.images < FEW:
             found.append(
-                f"only {self.images} images judged the model, too few to choose by: label more, or bring --test FOLDER"
+                f"only {self.images} images judged the model, too few to choose by: label more, "
+                "or bring --test FOLDER"
             )
         if self.fall is not None:
             before, after = self.fall
@@ -87,7 +93,8 @@ def _percent(share: float) -> str:
 
 def _describe_gain(candidate: Candidate) -> str:
     """The interval of a gain over training alone, in points."""
-    low, high = round(100 * candidate.gain_low), round(100 * candidate.gain_high)
+    low = round(100 * candidate.gain_low)
+    high = round(100 * candidate.gain_high)
     if low >= 0:
         return f"{low} to {high} points more than alone"
     if high <= 0:

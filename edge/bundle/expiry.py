@@ -1,4 +1,6 @@
-"""Warnings before a served bundle or its charter expires; a running line never stops because of that."""
+"""Warnings before a served bundle or its charter expires;
+a running line never stops because of that.
+"""
 
 import asyncio
 import contextlib
@@ -27,7 +29,10 @@ def expiry_warnings(dates: ExpiryDates, now: datetime) -> list[str]:
 
 def _warning(what: Literal["bundle", "charter"], end: datetime, now: datetime) -> str:
     if end < now:
-        return f"the {what} has expired on {end:%Y-%m-%d}: this line will not start again; {_REMEDIES[what]}"
+        return (
+            f"the {what} has expired on {end:%Y-%m-%d}: this line will not start again; "
+            f"{_REMEDIES[what]}"
+        )
     return f"the {what} expires on {end:%Y-%m-%d}; {_REMEDIES[what]}"
 
 

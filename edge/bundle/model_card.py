@@ -1,4 +1,6 @@
-"""Model card of a bundle, in Markdown (after Mitchell et al. 2019): what its manifest holds, for people, and no more.
+"""Model card of a bundle, in Markdown (after Mitchell et al.
+
+2019): what its manifest holds, for people, and no more.
 
 It is printed from the manifest, whose hash and signature so cover it.
 """
@@ -33,18 +35,26 @@ def model_card(bundle: Bundle) -> str:
 
 def _identity(bundle: Bundle) -> Iterator[str]:
     manifest = bundle.manifest
-    yield f"- bundle: `{bundle.digest}`, exported {_text(manifest.created)} by edge-node {_text(manifest.software)}"
+    yield (
+        f"- bundle: `{bundle.digest}`, exported {_text(manifest.created)} by edge-node "
+        f"{_text(manifest.software)}"
+    )
     if manifest.expires:
         yield f"- not to be put into service after {manifest.expires:%Y-%m-%d}"
-    signed = "yes (whether rightly: `edge-node verify`)" if (bundle.folder / SIGNATURE).exists() else "no"
+    signed = (
+        "yes (whether rightly: `edge-node verify`)"
+        if (bundle.folder / SIGNATURE).exists()
+        else "no"
+    )
     yield f"- signed: {signed}"
 
 
 def _use(manifest: Manifest) -> Iterator[str]:
     yield (
-        f"It names the class of what an image of the line of {_text(manifest.node)} shows: one of "
-        f"{_names(manifest.classes)}. Images come from that line's camera and light; of other products, cameras or "
-        "light nothing here says anything. A person decides where a verdict is in doubt."
+        f"It names the class of what an image of the line of {_text(manifest.node)} shows: one "
+        f"of {_names(manifest.classes)}. Images come from that line's camera and light; of other "
+        "products, cameras or light nothing here says anything. A person decides where a "
+        "verdict is in doubt."
     )
 
 
@@ -53,47 +63,70 @@ def _images(manifest: Manifest) -> Iterator[str]:
         yield "How many images of this plant trained it, the manifest does not say."
         return
     tested = manifest.provenance.tested if manifest.provenance else {}
-    judged = {name: str(tested.get(name, (0, 0))[1]) if tested else "unknown" for name in manifest.classes}
+    judged = {}
+    for name in manifest.classes:
+        judged[name] = str(tested.get(name, (0, 0))[1]) if tested else "unknown"
     yield from _table(
         ("class", "trained on", "judged on"),
         [(name, str(manifest.trained.get(name, 0)), judged[name]) for name in manifest.classes],
     )
     yield ""
-    yield "Images of this plant alone; those of other plants never left them, and are not counted here."
+    yield (
+        "Images of this plant alone; those of other plants never left them, and are not "
+        "counted here."
+    )
     if manifest.metrics.get("cross_validated"):
-        yield "Cross-validated: the images that judged it are those that trained it, each left out in turn."
+        yield (
+            "Cross-validated: the images that judged it are those that trained it, each left out "
+            "in turn."
+        )
 
 
 def _making(manifest: Manifest) -> Iterator[str]:
     made = manifest.provenance
-    yield f"- method: {_text(manifest.method)}; network: {_text(manifest.model)}, {manifest.precision}, " + (
-        f"encoders: {', '.join(manifest.encoders)}" if manifest.encoders else "encoders: one"
+    encoders = f"encoders: {', '.join(manifest.encoders)}" if manifest.encoders else "encoders: one"
+    yield (
+        (
+            f"- method: {_text(manifest.method)}; network: {_text(manifest.model)}, "
+            f"{manifest.precision}, "
+        )
+        + encoders
     )
     if manifest.run:
-        yield f"- run {_text(manifest.run)}; this plant's state after round {manifest.round}" + (
-            f" of {made.rounds}" if made else ""
+        rounds_text = f" of {made.rounds}" if made else ""
+        yield (
+            f"- run {_text(manifest.run)}; this plant's state after round {manifest.round}"
+            + rounds_text
         )
     if made:
         yield from _training(made)
     else:
         yield "- training, preprocessing and versions: not in this bundle"
     if broadcast := manifest.broadcast:
-        yield f"- made from the coordinator's broadcast `{broadcast.digest}` of round {broadcast.round}"
+        yield (
+            f"- made from the coordinator's broadcast `{broadcast.digest}` of round "
+            f"{broadcast.round}"
+        )
     if made and made.record:
         yield (
-            f"- who took part in which round is in the coordinator's record, whose entry {made.record.entries} has the "
-            f"hash `{made.record.digest}`: `edge-node verify BUNDLE RECORD` compares"
+            "- who took part in which round is in the coordinator's record, whose entry "
+            f"{made.record.entries} has the hash `{made.record.digest}`: `edge-node verify "
+            "BUNDLE RECORD` compares"
         )
 
 
 def _training(made: Provenance) -> Iterator[str]:
     if made.options:
-        yield "- options: " + ", ".join(f"{_text(name)}={_text(value)}" for name, value in sorted(made.options.items()))
+        yield "- options: " + ", ".join(
+            f"{_text(name)}={_text(value)}" for name, value in sorted(made.options.items())
+        )
     training = made.training
+    augment = "with" if training.augment else "without"
     yield (
-        f"- training: learning rate {training.learning_rate:g}, {pluralize(training.local_epochs, 'epoch')} a stage, "
-        f"batches of {training.batch_size}, {'with' if training.augment else 'without'} augmentation, "
-        f"seed {made.seed}; classifier: {made.head}"
+        f"- training: learning rate {training.learning_rate:g}, "
+        f"{pluralize(training.local_epochs, 'epoch')} a stage, batches of {training.batch_size}, "
+        f"{augment} augmentation, seed {made.seed}; "
+        f"classifier: {made.head}"
     )
     if made.nodes:
         rule = f", aggregated by {made.aggregation.rule}" if made.aggregation else ""
@@ -101,79 +134,120 @@ def _training(made: Provenance) -> Iterator[str]:
     if spent := made.privacy:
         noise = spent.settings
         yield (
-            f"- privacy: what left the plant spent epsilon {spent.epsilon:.3g} of each training image, at delta "
-            f"{spent.delta:g} (gradients cut to {noise.clip:g} with noise {noise.noise:g}, sums with noise "
-            f"{noise.sums:g}); this bundle itself knows the images as they are"
+            f"- privacy: what left the plant spent epsilon {spent.epsilon:.3g} of each training "
+            f"image, at delta {spent.delta:g} (gradients cut to {noise.clip:g} with noise "
+            f"{noise.noise:g}, sums with noise {noise.sums:g}); this bundle itself knows the "
+            "images as they are"
         )
     pixels = made.preprocessing
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (pixels.mean, pixels.std))
-    yield f"- preprocessing: {pixels.size} x {pixels.size} pixels, RGB, over 255, less ({mean}), over ({std})"
-    yield "- software: " + ", ".join(f"{_text(name)} {_text(version)}" for name, version in made.software.items())
+    channels = []
+    for values in (pixels.mean, pixels.std):
+        channels.append(", ".join(f"{value:g}" for value in values))
+    mean, std = channels
+    yield (
+        f"- preprocessing: {pixels.size} x {pixels.size} pixels, RGB, over 255, less ({mean}), "
+        f"over ({std})"
+    )
+    yield "- software: " + ", ".join(
+        f"{_text(name)} {_text(version)}" for name, version in made.software.items()
+    )
 
 
 def _figures(manifest: Manifest) -> Iterator[str]:
-    metrics, comparison = manifest.metrics, manifest.comparison
+    metrics = manifest.metrics
+    comparison = manifest.comparison
     if "accuracy_low" in metrics and "images" in metrics:
         yield (
             f"Accuracy among the plant's own classes: {metrics['accuracy']:.1%} "
-            f"({metrics['accuracy_low']:.1%} to {metrics['accuracy_high']:.1%}), on {metrics['images']:.0f} images. "
-            "Intervals are 95 % (Wilson)."
+            f"({metrics['accuracy_low']:.1%} to {metrics['accuracy_high']:.1%}), on "
+            f"{metrics['images']:.0f} images. Intervals are 95 % (Wilson)."
         )
     elif metrics:
-        yield "Without intervals: " + ", ".join(f"{_text(name)} {value:g}" for name, value in sorted(metrics.items()))
+        yield "Without intervals: " + ", ".join(
+            f"{_text(name)} {value:g}" for name, value in sorted(metrics.items())
+        )
     else:
         yield "None: this plant had no labelled image."
     if comparison:
         yield ""
-        candidates = {"alone": comparison.alone, "together": comparison.together, "mixed": comparison.mixed}
-        yield from _table(
-            ("trained", "accuracy", "95 % interval", "deployed"),
-            [
-                (name, f"{each.accuracy:.1%}", f"{each.low:.1%} to {each.high:.1%}", deployed)
-                for name, each in candidates.items()
-                for deployed in ["yes" if name == comparison.deployed else ""]
-            ],
-        )
+        candidates = {
+            "alone": comparison.alone,
+            "together": comparison.together,
+            "mixed": comparison.mixed,
+        }
+        rows = []
+        for name, each in candidates.items():
+            deployed = "yes" if name == comparison.deployed else ""
+            interval = f"{each.low:.1%} to {each.high:.1%}"
+            rows.append((name, f"{each.accuracy:.1%}", interval, deployed))
+        yield from _table(("trained", "accuracy", "95 % interval", "deployed"), rows)
         yield ""
-        yield f"On {comparison.images} images; naming always the commonest class is right in {comparison.guessing:.1%}."
+        yield (
+            f"On {comparison.images} images; naming always the commonest class is right in "
+            f"{comparison.guessing:.1%}."
+        )
     if manifest.provenance and manifest.provenance.tested:
         yield ""
         yield from _table(
             ("class, all being possible", "named rightly", "95 % interval"),
             [
-                (name, f"{right} of {images}", "{:.1%} to {:.1%}".format(*wilson_interval(right, images)))
+                (
+                    name,
+                    f"{right} of {images}",
+                    "{:.1%} to {:.1%}".format(*wilson_interval(right, images)),
+                )
                 for name, (right, images) in manifest.provenance.tested.items()
                 if images
             ],
         )
     if found := held_out_performance(manifest, View(), Prior()):
         yield ""
-        yield f"As a line with default settings judges the same images with this bundle: {_text(found)}."
+        yield (
+            "As a line with default settings judges the same images with this bundle: "
+            f"{_text(found)}."
+        )
 
 
 def _limits(manifest: Manifest) -> Iterator[str]:
     if untaught := [name for name in manifest.classes if name not in manifest.trained]:
         yield (
-            f"- never seen by this plant: {_names(untaught)}. Of these it knows what other plants' models say, and no "
-            f"figure here is about them; a line gives them {Prior().untaught:g} of the weight of others by default"
+            f"- never seen by this plant: {_names(untaught)}. Of these it knows what other "
+            "plants' models say, and no figure here is about them; a line gives them "
+            f"{Prior().untaught:g} of the weight of others by default"
         )
     tested = manifest.provenance.tested if manifest.provenance else {}
-    if few := [f"{_text(name)} ({images})" for name, (_, images) in tested.items() if images < _FEW]:
+    if few := [
+        f"{_text(name)} ({images})" for name, (_, images) in tested.items() if images < _FEW
+    ]:
         yield f"- judged on fewer than {_FEW} images: {', '.join(few)}"
-    if few := [f"{_text(name)} ({images})" for name, images in manifest.trained.items() if images < _FEW]:
+    if few := [
+        f"{_text(name)} ({images})" for name, images in manifest.trained.items() if images < _FEW
+    ]:
         yield f"- trained on fewer than {_FEW} images of this plant: {', '.join(few)}"
     sure = manifest.confidence
     if sure and sure.thresholds:
         least = ", ".join(f"{_text(name)} {value:.2f}" for name, value in sure.thresholds.items())
-        yield f"- in doubt below a confidence of: {least} (measured on {pluralize(sure.images, 'image')})"
+        yield (
+            f"- in doubt below a confidence of: {least} (measured on "
+            f"{pluralize(sure.images, 'image')})"
+        )
     else:
-        yield "- no threshold of confidence was measured: a line that sets none doubts no verdict for being unsure"
+        yield (
+            "- no threshold of confidence was measured: a line that sets none doubts no verdict "
+            "for being unsure"
+        )
     if manifest.reference:
-        yield "- novelty and drift are measured against its held-out images; the limits are the line's settings"
+        yield (
+            "- novelty and drift are measured against its held-out images; the limits are the "
+            "line's settings"
+        )
     else:
         yield "- it has nothing to measure novelty and drift by: a line notices neither"
     if manifest.comparison:
-        yield "- what is deployed was chosen on the images that judge it, so that it looks a little better than it is"
+        yield (
+            "- what is deployed was chosen on the images that judge it, so that it looks a "
+            "little better than it is"
+        )
         yield from (f"- {text}" for text in manifest.comparison.warnings())
     yield "- no figure here was measured in service; light, products and cameras change"
 
@@ -181,7 +255,10 @@ def _limits(manifest: Manifest) -> Iterator[str]:
 def _hashes(bundle: Bundle) -> Iterator[str]:
     yield from _table(
         ("file", "SHA-256"),
-        [("manifest.json", bundle.digest), *((part.file, part.sha256) for part in parts(bundle.manifest))],
+        [
+            ("manifest.json", bundle.digest),
+            *((part.file, part.sha256) for part in parts(bundle.manifest)),
+        ],
     )
 
 
@@ -197,4 +274,8 @@ def _names(names: Sequence[str]) -> str:
 
 def _text(value: object) -> str:
     """A name that others chose, which cannot pass for markup."""
-    return "".join(f"\\{sign}" if sign in "\\`*[]<>|" else sign for sign in replace_unprintable(str(value), keep=""))
+    sign_texts = []
+    for sign in replace_unprintable(str(value), keep=""):
+        sign_text = f"\\{sign}" if sign in "\\`*[]<>|" else sign
+        sign_texts.append(sign_text)
+    return "".join(sign_texts)

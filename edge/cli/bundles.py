@@ -43,28 +43,42 @@ def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -
 
 
 @group.command(epilog="Example: edge-node bundle add bundles/plant-a")
-def add(bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
+def add(
+    bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: Json = False
+) -> None:
     """Put a bundle into a line's store, without serving it."""
     from edge.registry.control_requests import Answer
 
     digest = _store(_find_memory(memory, line, is_new=True), line).add(bundle, _requester())
     _print_answer(
-        Answer(done=True, text=f"{digest} is in the store; next: edge-node bundle activate {digest}"), as_json=as_json
+        Answer(
+            done=True, text=f"{digest} is in the store; next: edge-node bundle activate {digest}"
+        ),
+        as_json=as_json,
     )
 
 
 @group.command(epilog="Example: edge-node bundle activate 3fa9c0")
 def activate(
-    digest: Annotated[str, typer.Argument(metavar="DIGITS", help="First digits of a bundle.", show_default=False)],
+    digest: Annotated[
+        str, typer.Argument(metavar="DIGITS", help="First digits of a bundle.", show_default=False)
+    ],
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Activate it even if it is slower, disagrees, has other classes or has failed before."
+            "--force",
+            help=(
+                "Activate it even if it is slower, disagrees, has other classes or has "
+                "failed before."
+            ),
         ),
     ] = False,
     accept_older: Annotated[
         bool,
-        typer.Option("--accept-older", help="Activate it even if it is older than what was served; this one only."),
+        typer.Option(
+            "--accept-older",
+            help="Activate it even if it is older than what was served; this one only.",
+        ),
     ] = False,
     line: Line = "line-1",
     trust: TrustFile = None,
@@ -80,33 +94,48 @@ def activate(
     memory = _find_memory(memory, line)
     store = _store(memory, line)
     request = Request(
-        action="activate", by=_requester(), bundle=store.resolve(digest), force=force, accept_older=accept_older
+        action="activate",
+        by=_requester(),
+        bundle=store.resolve(digest),
+        force=force,
+        accept_older=accept_older,
     )
     _print_answer(_submit(store, request, trust, memory), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle rollback")
-def rollback(line: Line = "line-1", trust: TrustFile = None, memory: Memory = None, as_json: Json = False) -> None:
+def rollback(
+    line: Line = "line-1", trust: TrustFile = None, memory: Memory = None, as_json: Json = False
+) -> None:
     """Serve the bundle that was served before."""
     from edge.registry.control_requests import Request
 
     memory = _find_memory(memory, line)
     _print_answer(
-        _submit(_store(memory, line), Request(action="rollback", by=_requester()), trust, memory), as_json=as_json
+        _submit(_store(memory, line), Request(action="rollback", by=_requester()), trust, memory),
+        as_json=as_json,
     )
 
 
-@group.command(epilog="Example: edge-node bundle send bundles/plant-a mqtt://line-box.local --line line-1")
+@group.command(
+    epilog="Example: edge-node bundle send bundles/plant-a mqtt://line-box.local --line line-1"
+)
 def send(
     bundle: Bundle,
-    broker: Annotated[str, typer.Argument(metavar="BROKER_URL", help="The plant's own broker.", show_default=False)],
+    broker: Annotated[
+        str,
+        typer.Argument(metavar="BROKER_URL", help="The plant's own broker.", show_default=False),
+    ],
     line: Line = "line-1",
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Send a signed bundle to a line over the plant's own broker. A federation's broker is refused."""
+    """Send a signed bundle to a line over the plant's own broker.
+
+    A federation's broker is refused.
+    """
     from broker_config.mqtt.endpoint import Endpoint
     from edge.registry import bundle_sender
     from edge.registry.control_requests import Answer
@@ -114,13 +143,19 @@ def send(
     def show(text: str) -> None:
         print(text, file=sys.stderr)
 
-    said = bundle_sender.send_bundle(bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show)
+    said = bundle_sender.send_bundle(
+        bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show
+    )
     done = said.state in ("active", "stored")
-    _print_answer(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
+    _print_answer(
+        Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings),
+        as_json=as_json,
+    )
 
 
 def _find_memory(memory: Path | None, line: str, *, is_new: bool = False) -> Path:
-    """The state folder of a line: as given, or of the one that runs, or the default; UsageError where that is unclear.
+    """The state folder of a line: as given, or of the one that runs, or the default;
+    UsageError where that is unclear.
 
     A line that has not been served yet may be `new`: it has no store.
     """
@@ -139,12 +174,15 @@ def _find_memory(memory: Path | None, line: str, *, is_new: bool = False) -> Pat
         raise UsageError(f"{len(found)} lines called {line} run here", f"say which one: {options}")
     if line_store(default, line).folder.exists() or (is_new and not running):
         return default
-    raise UsageError(
-        f"there is no line {line} in {default}",
+    options_text = (
         f"name one that runs here: {options}"
         if options
-        else "name it as the line is started: --line NAME --memory FOLDER (a service has /var/lib/NAME)",
+        else (
+            "name it as the line is started: --line NAME --memory FOLDER (a service has "
+            "/var/lib/NAME)"
+        )
     )
+    raise UsageError(f"there is no line {line} in {default}", options_text)
 
 
 def _store(memory: Path, line: str) -> "BundleStore":
@@ -178,7 +216,8 @@ def _print_answer(answer: "Answer", *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(answer).decode())
     else:
-        print(*(f"- {finding}" for finding in answer.findings), answer.text if answer.done else "", sep="\n")
+        text = answer.text if answer.done else ""
+        print(*(f"- {finding}" for finding in answer.findings), text, sep="\n")
     if not answer.done:
         raise EdgeNodeError(f"it is not served: {answer.text}", answer.remedy)
 

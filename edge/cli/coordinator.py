@@ -1,4 +1,6 @@
-"""Commands of the coordinator: `provision`, `broker`, `coordinate`, `console`, `rounds`, `pause` to `abort`."""
+"""Commands of the coordinator: `provision`, `broker`, `coordinate`, `console`, `rounds`,
+`pause` to `abort`.
+"""
 
 import os
 import sys
@@ -42,17 +44,24 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
     request: Annotated[
         list[Path],
         typer.Option(
-            metavar="FILE", help="What edge-node request has written at a member: it may take part. Repeatable."
+            metavar="FILE",
+            help="What edge-node request has written at a member: it may take part. Repeatable.",
         ),
     ] = []
     nodes: Annotated[
         str,
-        typer.Option(metavar="NAME,NAME", help="For trials: nodes that may join, with keys that are made here."),
+        typer.Option(
+            metavar="NAME,NAME",
+            help="For trials: nodes that may join, with keys that are made here.",
+        ),
     ] = ""
     host: Annotated[
         list[str],
         typer.Option(
-            help="Name or address at which the broker is reached; may be given several times, kits name the first.",
+            help=(
+                "Name or address at which the broker is reached; may be given several times, "
+                "kits name the first."
+            ),
             show_default="as before",
         ),
     ] = []
@@ -61,15 +70,24 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
         typer.Option(min=1, max=65535, help="Port of the broker.", show_default="as before; 8883"),
         Panel.BROKER,
     ] = None
-    out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="./FEDERATION")] = None
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for all files.", show_default="./FEDERATION")
+    ] = None
     broker_folder: Annotated[
         Path | None,
-        typer.Option(help="Path of broker/ on the broker's machine.", show_default="as before; where it is"),
+        typer.Option(
+            help="Path of broker/ on the broker's machine.", show_default="as before; where it is"
+        ),
         Panel.BROKER,
     ] = None
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Days for which new certificates are valid.")] = 365
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="Days for which new certificates are valid.")
+    ] = 365
     renew: Annotated[
-        list[str], typer.Option(metavar="NAME", help="Give a member, or broker, a new certificate. Repeatable.")
+        list[str],
+        typer.Option(
+            metavar="NAME", help="Give a member, or broker, a new certificate. Repeatable."
+        ),
     ] = []
     renew_due: Annotated[
         bool, typer.Option("--renew-due", help="Renew all certificates that expire within 90 days.")
@@ -78,22 +96,28 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
         list[str],
         typer.Option(
             metavar="NAME",
-            help="Exclude a node; with its new --request, replace its keys; coordinator and monitor get new keys. "
-            "Repeatable.",
+            help=(
+                "Exclude a node; with its new --request, replace its keys; coordinator and "
+                "monitor get new keys. Repeatable."
+            ),
         ),
     ] = []
     as_json: Json = False
 
 
 @app.command(
-    epilog="Example: edge-node provision steel --request plant-a.request --request plant-b.request --host broker.local"
+    epilog=(
+        "Example: edge-node provision steel --request plant-a.request --request plant-b.request "
+        "--host broker.local"
+    )
 )
 @take_options
 def provision(options: ProvisionOptions) -> None:
-    """Certify the keys that members have made (edge-node request), and write the broker's configuration.
+    """Certify the keys that members have made (edge-node request),
+    and write the broker's configuration.
 
-    For trials it makes the keys of --nodes, too. Run it again to add nodes, renew certificates or revoke them: it
-    reports what has changed, and what to do next.
+    For trials it makes the keys of --nodes, too. Run it again to add nodes, renew certificates or
+    revoke them: it reports what has changed, and what to do next.
     """
     from datetime import UTC, datetime
 
@@ -104,13 +128,15 @@ def provision(options: ProvisionOptions) -> None:
     from broker_config.security.provisioning import provision as run
     from edge.status.provisioning_report import json_object, text_lines
 
-    folder, now = options.out or Path(options.federation), datetime.now(UTC)
+    folder = options.out or Path(options.federation)
+    now = datetime.now(UTC)
+    broker_folder = str(options.broker_folder.absolute()) if options.broker_folder else None
     change = ChangeRequest(
         requests=[certificate_request.read(path) for path in options.request],
         nodes=[name.strip() for name in options.nodes.split(",") if name.strip()],
         hosts=options.host,
         port=options.port,
-        broker_folder=str(options.broker_folder.absolute()) if options.broker_folder else None,
+        broker_folder=broker_folder,
         days=options.days,
         renew=options.renew,
         renew_due=options.renew_due,
@@ -126,11 +152,20 @@ def provision(options: ProvisionOptions) -> None:
 @app.command(epilog="Example: edge-node broker --port 1883")
 def broker(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 1883,
-    host: Annotated[str, typer.Option(help="Address to listen on. Whoever can reach it may connect.")] = "127.0.0.1",
-    kind: Annotated[Literal["auto", "mosquitto", "amqtt"], typer.Option(help="Broker to start.")] = "auto",
-    folder: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path("broker-state"),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Whoever can reach it may connect.")
+    ] = "127.0.0.1",
+    kind: Annotated[
+        Literal["auto", "mosquitto", "amqtt"], typer.Option(help="Broker to start.")
+    ] = "auto",
+    folder: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path(
+        "broker-state"
+    ),
 ) -> None:
-    """Start a broker: mosquitto if it is installed, else the embedded one. For trials; it checks no passwords."""
+    """Start a broker: mosquitto if it is installed, else the embedded one.
+
+    For trials; it checks no passwords.
+    """
     import time
 
     from broker_config.broker.embedded import address_for_others, start_broker
@@ -153,8 +188,12 @@ def _count_nodes(endpoint: "Endpoint", begun: "Spec | None") -> int:
     return begun.nodes if begun else len(endpoint.signer.members.nodes)
 
 
-def _choose_encryption(wanted: "Encryption | None", endpoint: "Endpoint", begun: "Spec | None") -> "Encryption":
-    """What is left open is as in the run that goes on; a new one is encrypted where its members have kits."""
+def _choose_encryption(
+    wanted: "Encryption | None", endpoint: "Endpoint", begun: "Spec | None"
+) -> "Encryption":
+    """What is left open is as in the run that goes on;
+    a new one is encrypted where its members have kits.
+    """
     if wanted:
         return wanted
     if begun:
@@ -165,37 +204,57 @@ def _choose_encryption(wanted: "Encryption | None", endpoint: "Endpoint", begun:
 class CoordinateOptions(Struct, frozen=True, kw_only=True):
     """The federation, and who takes part in it."""
 
-    classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)]
+    classes: Annotated[
+        str, typer.Option(help="Class names, separated by commas.", show_default=False)
+    ]
     alias: Annotated[
         list[str],
-        typer.Option(metavar="NAME=CLASS", help="A class's name at some plant, e.g. Kratzer=scratches. Repeatable."),
+        typer.Option(
+            metavar="NAME=CLASS",
+            help="A class's name at some plant, e.g. Kratzer=scratches. Repeatable.",
+        ),
         Panel.IMAGES,
     ] = []
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Nodes that take part.", show_default="those of the kit's charter"),
+        typer.Option(
+            min=1, help="Nodes that take part.", show_default="those of the kit's charter"
+        ),
     ] = None
     federation: Annotated[
-        str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
+        str | None,
+        typer.Option(help="Name of the federation.", show_default="the kit's, or default"),
     ] = None
     encryption: Annotated[
         Literal["group", "none"] | None,
         typer.Option(
-            help="Whether what is learnt is encrypted for the members, so that the broker cannot read it: group needs "
-            "kits, and this version of edge-node at all nodes.",
+            help=(
+                "Whether what is learnt is encrypted for the members, so that the broker cannot "
+                "read it: group needs kits, and this version of edge-node at all nodes."
+            ),
             show_default="group with a kit, else none",
         ),
         Panel.BROKER,
     ] = None
     http: Http = None
-    state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state")
+    state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path(
+        "coordinator-state"
+    )
     resume: Annotated[
-        bool, typer.Option("--resume/--new", help="Resume the run in --state, or begin another when it has ended.")
+        bool,
+        typer.Option(
+            "--resume/--new", help="Resume the run in --state, or begin another when it has ended."
+        ),
     ] = True
     config: Config = None
 
 
-@app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
+@app.command(
+    epilog=(
+        "Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes "
+        "scratches,patches,inclusion"
+    )
+)
 @take_options
 def coordinate(
     broker: BrokerOptions,
@@ -219,7 +278,8 @@ def coordinate(
     from trainer.privacy.plan import describe as describe_privacy
     from trainer.statistics import encoder_choice
 
-    endpoint, stop = broker.coordinator_endpoint(), stop_on_signals()
+    endpoint = broker.coordinator_endpoint()
+    stop = stop_on_signals()
     state = options.state
     disk.check_writable(state)
     begun = newest_run(state).spec if options.resume and has_run(state) else None
@@ -229,7 +289,8 @@ def coordinate(
         model, weights = encoder_choice.choose(state)
         print(f"--weights auto: {model} with {weights}", file=sys.stderr)
         wanted = replace(wanted, model=model, weights=weights)
-    request = (wanted.resuming(begun) if begun else wanted).request()
+    resuming = wanted.resuming(begun) if begun else wanted
+    request = resuming.request()
     names = [name.strip() for name in options.classes.split(",") if name.strip()]
     spec, broadcast = draft(
         request,
@@ -240,8 +301,14 @@ def coordinate(
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
     )
-    compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
-    with output.reporter() as report, Ledger(state) as ledger, console_beside(state, options.http, report):
+    compared = (
+        [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
+    )
+    with (
+        output.reporter() as report,
+        Ledger(state) as ledger,
+        console_beside(state, options.http, report),
+    ):
         report_weights(request, wanted.weights, report)
         if spec.privacy:
             report(progress.Note(text=describe_privacy(spec)))
@@ -251,7 +318,9 @@ def coordinate(
             spec,
             broadcast,
             endpoint,
-            encoder_choice.write_down(report, state, {request.model: request.weights}, compared, len(names)),
+            encoder_choice.write_down(
+                report, state, {request.model: request.weights}, compared, len(names)
+            ),
             new=not options.resume,
             linger=round_options.linger,
             stop=stop,
@@ -260,19 +329,27 @@ def coordinate(
             average = ledger.save_result()
             told = encoder_choice.EncoderLosses.load(state)
             costs = told.costs() if told and told.run == ledger.spec.run else {}
-            report(progress.Result(result={"model": str(average)} | ({"encoders": costs} if costs else {})))
+            encoder_costs = {"encoders": costs} if costs else {}
+            report(progress.Result(result={"model": str(average)} | encoder_costs))
         has_begun = ledger.run is not None and (options.resume or ledger.run is not earlier)
     if outcome is None:
         same = "The same command" if options.resume else "The same command without --new"
         suspended = f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run."
-        print(suspended if has_begun else "ended before the run began", file=sys.stderr)
+        text = suspended if has_begun else "ended before the run began"
+        print(text, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
         if told and costs:
             each = ", ".join(f"{model} {loss:.3f}" for model, loss in costs.items())
-            print(f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less is better): {each}")
+            print(
+                f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less "
+                f"is better): {each}"
+            )
             dropped = ", without --option" if wanted.option else ""
-            print(f"next: the same command with --new --weights auto and the --method that shall train{dropped}")
+            print(
+                "next: the same command with --new --weights auto and the --method that shall "
+                f"train{dropped}"
+            )
         print(f"global model: {average}")
 
 
@@ -280,16 +357,22 @@ def coordinate(
 def console(
     states: Annotated[
         list[Path],
-        typer.Argument(metavar="STATE...", help="State folders of coordinators or heads.", show_default=False),
+        typer.Argument(
+            metavar="STATE...", help="State folders of coordinators or heads.", show_default=False
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8090,
     allow_host: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="Further name by which it is called, such as a reverse proxy's."),
+        typer.Option(
+            metavar="NAME", help="Further name by which it is called, such as a reverse proxy's."
+        ),
     ] = [],
 ) -> None:
-    """Show federations as a page, while they run and afterwards: nodes, rounds, charts, two runs side by side."""
+    """Show federations as a page, while they run and afterwards: nodes, rounds, charts,
+    two runs side by side.
+    """
     from edge.http.access import Access
     from edge.http.server import listen
     from trainer.console.console import open_folder, serve
@@ -301,10 +384,14 @@ def console(
 
 @app.command(epilog="Example: edge-node rounds coordinator-state")
 def rounds(
-    state: Annotated[Path, typer.Argument(help="A coordinator's state folder.")] = Path("coordinator-state"),
+    state: Annotated[Path, typer.Argument(help="A coordinator's state folder.")] = Path(
+        "coordinator-state"
+    ),
     as_json: Json = False,
 ) -> None:
-    """List the closed rounds of a coordinator's newest run: time, duration, contributors and their weights."""
+    """List the closed rounds of a coordinator's newest run: time, duration,
+    contributors and their weights.
+    """
     from datetime import datetime
 
     import msgspec
@@ -312,18 +399,25 @@ def rounds(
     from trainer.federation.server.journal import history, newest_run
 
     closed_rounds = history(state)
-    is_masked = bool(closed_rounds) and newest_run(state).spec.mask_threshold > 0  # then nobody knows a weight
+    # then nobody knows a weight
+    is_masked = bool(closed_rounds) and newest_run(state).spec.mask_threshold > 0
     for each in closed_rounds:
         if as_json:
             print(msgspec.json.encode(each).decode())
             continue
         opened, closed = (datetime.fromisoformat(time) for time in (each.opened, each.closed))
-        seconds, megabytes = (closed - opened).total_seconds(), each.bytes / 1e6
+        seconds = (closed - opened).total_seconds()
+        megabytes = each.bytes / 1e6
         if is_masked:
             who = f"contributors: {', '.join(each.weights)}"
         else:
-            who = "weights: " + ", ".join(f"{node} {weight:.3f}" for node, weight in each.weights.items())
-        print(f"round {each.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, {megabytes:.1f} MB, {who}")
+            who = "weights: " + ", ".join(
+                f"{node} {weight:.3f}" for node, weight in each.weights.items()
+            )
+        print(
+            f"round {each.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, "
+            f"{megabytes:.1f} MB, {who}"
+        )
     if not closed_rounds and not as_json:
         print("no round is closed yet", file=sys.stderr)
 
@@ -339,7 +433,9 @@ def pause(state: State = Path("coordinator-state"), as_json: Json = False) -> No
 
 @app.command(epilog="Example: edge-node resume --state coordinator-state")
 def resume(state: State = Path("coordinator-state"), as_json: Json = False) -> None:
-    """Let the rounds of a paused federation go on: they come to what they would have without the pause."""
+    """Let the rounds of a paused federation go on:
+    they come to what they would have without the pause.
+    """
     _operate(state, "resume", as_json=as_json)
 
 
@@ -359,13 +455,15 @@ def abort(
     broker: BrokerOptions,
     state: State = Path("coordinator-state"),
     reason: Annotated[
-        str, typer.Option(help="Reason, shown to the nodes' owners.", show_default="USER has ended it")
+        str,
+        typer.Option(help="Reason, shown to the nodes' owners.", show_default="USER has ended it"),
     ] = "",
     as_json: Json = False,
 ) -> None:
     """End a federation early, for the coordinator and its nodes, which are left without a model.
 
-    BROKER_URL, or a kit, is needed where the federation is suspended: while its coordinator runs, that tells the nodes.
+    BROKER_URL, or a kit, is needed where the federation is suspended: while its coordinator runs,
+    that tells the nodes.
     """
     from broker_config.storage import disk
 
@@ -389,7 +487,9 @@ def abort(
         print(f"federation {spec.federation} is aborted; its nodes are told")
 
 
-def _operate(state: Path, what: "Kind", node: str | None = None, *, reason: str = "", as_json: bool) -> None:
+def _operate(
+    state: Path, what: "Kind", node: str | None = None, *, reason: str = "", as_json: bool
+) -> None:
     """Have the coordinator do something, and say so."""
     import msgspec
 

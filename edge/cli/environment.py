@@ -13,15 +13,17 @@ from edge.config.retired import find_remedy
 
 
 def variable(words: str, key: str) -> str:
-    """Return the variable that sets a command's option: serve, accept-older -> EDGE_NODE_SERVE_ACCEPT_OLDER."""
+    """Return the variable that sets a command's option: serve,
+    accept-older -> EDGE_NODE_SERVE_ACCEPT_OLDER.
+    """
     return f"EDGE_NODE_{words}_{key}".upper().replace("-", "_").replace(" ", "_")
 
 
 def name_variables(command: Any, words: str) -> None:
     """Give every option and argument of a command (`words`), and of those below it, its variable.
 
-    click's own `auto_envvar_prefix` would name variables after Python's parameters (AS_JSON for --json), leave out
-    arguments, and let EDGE_NODE_VERSION end every command with the version.
+    click's own `auto_envvar_prefix` would name variables after Python's parameters (AS_JSON for
+    --json), leave out arguments, and let EDGE_NODE_VERSION end every command with the version.
     """
     for name, below in getattr(command, "commands", {}).items():
         name_variables(below, f"{words} {name}")
@@ -31,7 +33,9 @@ def name_variables(command: Any, words: str) -> None:
 
 
 def refuse_unknown_variables(command: Any, words: str) -> None:
-    """Raise UsageError for a variable that is named like a command's, or one's below it, and sets nothing."""
+    """Raise UsageError for a variable that is named like a command's, or one's below it,
+    and sets nothing.
+    """
     for name, below in getattr(command, "commands", {}).items():
         refuse_unknown_variables(below, f"{words} {name}")
 
@@ -49,7 +53,9 @@ def refuse_unknown_variables(command: Any, words: str) -> None:
 
 @contextmanager
 def named_in_errors() -> Iterator[None]:
-    """Raise UsageError with the variable's name where its value is wrong; click names only the option."""
+    """Raise UsageError with the variable's name where its value is wrong;
+    click names only the option.
+    """
     try:
         yield
     except typer.BadParameter as error:
@@ -60,4 +66,6 @@ def named_in_errors() -> Iterator[None]:
             raise
         name = error.param.envvar
         text = os.environ[str(name)]
-        raise UsageError(f"{name}={text} cannot be: {error.message}", f"write another {name}, or unset it") from error
+        raise UsageError(
+            f"{name}={text} cannot be: {error.message}", f"write another {name}, or unset it"
+        ) from error

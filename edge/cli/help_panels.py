@@ -1,4 +1,6 @@
-"""Panels of the help: commands by who needs them; of many options those that matter first, then the rest by subject."""
+"""Panels of the help: commands by who needs them; of many options those that matter first,
+then the rest by subject.
+"""
 
 from enum import StrEnum
 from typing import Any
@@ -10,7 +12,9 @@ from edge.config.retired import refuse_retired
 
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
-    "Whoever runs a federation": "provision broker coordinate console rounds pause resume drop abort",
+    "Whoever runs a federation": (
+        "provision broker coordinate console rounds pause resume drop abort"
+    ),
     "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
     "Setting up and looking after": "user doctor status record card verify",
@@ -36,7 +40,10 @@ class PanelledGroup(TyperGroup):
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
-        panels = {name: panel for panel, names in COMMANDS.items() for name in names.split()}
+        panels = {}
+        for panel, names in COMMANDS.items():
+            for each_command in names.split():
+                panels[each_command] = panel
         for name, command in self.commands.items():
             command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
             _arrange(command)
@@ -48,13 +55,17 @@ class PanelledGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that the words name; UsageError names a variable whose value it cannot take."""
+        """Run the command that the words name; UsageError names a variable whose value it cannot
+        take.
+        """
         with named_in_errors():
             return super().invoke(ctx)
 
 
 def _arrange(command: Any) -> None:
-    """Order the options of a command, and of those below it, by their panels; few options need none."""
+    """Order the options of a command, and of those below it, by their panels;
+    few options need none.
+    """
     for below in getattr(command, "commands", {}).values():
         _arrange(below)
     panels = [None, *Panel]

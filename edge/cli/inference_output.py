@@ -31,9 +31,11 @@ def classify_and_print(
     heat: bool,
     as_json: bool,
 ) -> bool:
-    """Classify images and print each verdict or, with `results`, a summary; return whether all could be read.
+    """Classify images and print each verdict or, with `results`, a summary;
+    return whether all could be read.
 
-    Images in folders named as the model's classes are labelled by them: what the verdicts are worth is printed last.
+    Images in folders named as the model's classes are labelled by them: what the verdicts are worth
+    is printed last.
     """
     truths, unknown = batch.read_folder_labels(images, model.manifest.classes)
     judged: dict[str, Labelled] = {}
@@ -49,8 +51,11 @@ def classify_and_print(
             failed += isinstance(outcome, Failure)
             if truths and isinstance(outcome, Verdict):
                 truth = truths[outcome.image]
-                judged[outcome.image] = Labelled(truth, outcome.label, outcome.defect, bool(outcome.doubts))
-            counts[outcome.label if isinstance(outcome, Verdict) else ""] += 1
+                judged[outcome.image] = Labelled(
+                    truth, outcome.label, outcome.defect, bool(outcome.doubts)
+                )
+            label = outcome.label if isinstance(outcome, Verdict) else ""
+            counts[label] += 1
             if results:
                 results.add(outcome)
             if pictures and isinstance(found, Inspection):
@@ -61,15 +66,20 @@ def classify_and_print(
         print(_summary(len(images) - len(todo), counts, failed))
     if judged:
         classes = model.manifest.classes
-        performance = measure(list(judged.values()), len(classes), no_defect_class(view or View(), classes))
+        performance = measure(
+            list(judged.values()), len(classes), no_defect_class(view or View(), classes)
+        )
         own = Proportion.of(
-            each.label == each.truth for each in judged.values() if is_taught(each.truth, model.manifest.trained)
+            each.label == each.truth
+            for each in judged.values()
+            if is_taught(each.truth, model.manifest.trained)
         )
         _print_performance(performance, own, classes, as_json=as_json)
         if known := batch.count_known(images, model.manifest):
             print(
-                f"warning: {known} of {len(images)} images trained this model, which is right about them more often "
-                "than about others: judge it by images that it has not seen",
+                f"warning: {known} of {len(images)} images trained this model, which is right "
+                "about them more often than about others: judge it by images that it has "
+                "not seen",
                 file=sys.stderr,
             )
     elif unknown:
@@ -92,11 +102,17 @@ def _print_outcome(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) ->
         print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%}){taught}{doubts}")
 
 
-def _print_performance(found: Performance, own: Proportion | None, classes: Sequence[str], *, as_json: bool) -> None:
-    """Print what the verdicts are worth, and their accuracy on images of classes that the plant itself has taught."""
+def _print_performance(
+    found: Performance, own: Proportion | None, classes: Sequence[str], *, as_json: bool
+) -> None:
+    """Print what the verdicts are worth, and their accuracy on images of classes that the plant
+    itself has taught.
+    """
     if as_json:
         print(
-            msgspec.json.encode({"type": "Performance", "own_classes": own, **msgspec.structs.asdict(found)}).decode()
+            msgspec.json.encode(
+                {"type": "Performance", "own_classes": own, **msgspec.structs.asdict(found)}
+            ).decode()
         )
         return
     from rich.console import Console
@@ -117,14 +133,17 @@ def _draw(inspection: Inspection, folder: Path, *, heat: bool) -> None:
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        batch.annotated_path(inspection.verdict.image, folder).write_bytes(encode_jpeg(annotate(inspection, heat=heat)))
+        batch.annotated_path(inspection.verdict.image, folder).write_bytes(
+            encode_jpeg(annotate(inspection, heat=heat))
+        )
 
 
 def _summary(before: int, counts: Counter[str], failed: int) -> str:
     labels = ", ".join(f"{count} {label}" for label, count in counts.most_common() if label)
     earlier = f"{before} were classified before; " if before else ""
     unread = f"; {failed} could not be read" if failed else ""
-    return f"{earlier}{sum(counts.values()) - failed} classified{': ' if labels else ''}{labels}{unread}"
+    separator = ": " if labels else ""
+    return f"{earlier}{sum(counts.values()) - failed} classified{separator}{labels}{unread}"
 
 
 @contextmanager
@@ -133,6 +152,8 @@ def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as progress:
+    with Progress(
+        console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())
+    ) as progress:
         task = progress.add_task("classifying", total=total)
         yield lambda: progress.advance(task)

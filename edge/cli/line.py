@@ -27,7 +27,10 @@ TrustFile = Annotated[
     Path | None,
     typer.Option(
         "--trust",
-        help="Load only what this trust file's node has signed, and nothing older than what was served.",
+        help=(
+            "Load only what this trust file's node has signed, and nothing older than what "
+            "was served."
+        ),
         metavar="FILE",
     ),
     Panel.BUNDLES,
@@ -36,7 +39,10 @@ TrustFile = Annotated[
 Memory = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for bundles and the record of what was served; only the serving process should write there.",
+        help=(
+            "Folder for bundles and the record of what was served; only the serving process "
+            "should write there."
+        ),
         show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
     ),
     Panel.BUNDLES,
@@ -47,16 +53,23 @@ Prior = Annotated[
     typer.Option(
         "--prior",
         metavar="NAME=WEIGHT",
-        help="Weight of a class's probability, e.g. scratches=2; untaught=0.2: of all that this plant never taught.",
+        help=(
+            "Weight of a class's probability, e.g. scratches=2; untaught=0.2: of all that this "
+            "plant never taught."
+        ),
     ),
 ]
 
 
-def make_verifier(trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool) -> "Verifier | None":
+def make_verifier(
+    trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool
+) -> "Verifier | None":
     """The verifier that the options ask for, if any."""
     if trust is None:
         if accept_older or (memory and not remembers):
-            raise UsageError("--memory and --accept-older are of use with --trust only", "add --trust FILE")
+            raise UsageError(
+                "--memory and --accept-older are of use with --trust only", "add --trust FILE"
+            )
         return None
     from broker_config.security.trust import read
     from edge.bundle.verification import Verifier
@@ -65,7 +78,9 @@ def make_verifier(trust: Path | None, memory: Path | None, accept_older: bool, *
 
 
 def state_folder() -> Path:
-    """Folder for the line's state: the first of systemd's StateDirectory, else the one of freedesktop.org."""
+    """Folder for the line's state: the first of systemd's StateDirectory,
+    else the one of freedesktop.org.
+    """
     if given := os.environ.get("STATE_DIRECTORY"):
         return Path(given.partition(":")[0])
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge-node"
@@ -75,20 +90,28 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     """What is served where, and where images come from and verdicts go."""
 
     bundle: Annotated[
-        Path | None, typer.Argument(help="A bundle folder.", show_default="the one that was served last")
+        Path | None,
+        typer.Argument(help="A bundle folder.", show_default="the one that was served last"),
     ] = None
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080
     allow_host: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="Further name by which the line is called, such as a reverse proxy's."),
+        typer.Option(
+            metavar="NAME",
+            help="Further name by which the line is called, such as a reverse proxy's.",
+        ),
     ] = []
     watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None
     output: Annotated[Path | None, typer.Option(help="File for verdicts, a JSON line each.")] = None
-    mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = None
+    mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = (
+        None
+    )
     prior: Prior = []
     line: Annotated[str, typer.Option(help="Name of the line, in its MQTT topic.")] = "line-1"
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")
+    ] = 0
     ca: Ca = None
     cert: Cert = None
     key: Key = None
@@ -97,7 +120,10 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     accept_older: Annotated[
         bool,
         typer.Option(
-            "--accept-older", help="Serve this older bundle on purpose; it stays accepted until a newer one is served."
+            "--accept-older",
+            help=(
+                "Serve this older bundle on purpose; it stays accepted until a newer one is served."
+            ),
         ),
         Panel.BUNDLES,
     ] = False
@@ -120,7 +146,10 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     from edge.daemon.source_sink_factory import Instance
 
     with sysexits():
-        verifier = make_verifier(options.trust, options.memory, options.accept_older, remembers=True)
+        verifier = make_verifier(
+            options.trust, options.memory, options.accept_older, remembers=True
+        )
+        read_settings = partial(_reread_settings, context) if options.config else None
         code = run(
             options.bundle,
             _merge_settings(options, context.obj),
@@ -130,7 +159,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
             allow_hosts=options.allow_host,
             threads=options.threads,
             verifier=verifier,
-            read_settings=partial(_reread_settings, context) if options.config else None,
+            read_settings=read_settings,
         )
     raise typer.Exit(code)
 
@@ -144,7 +173,9 @@ def _merge_settings(options: ServeOptions, tables: "Settings | None") -> "Settin
     from edge.config.line_settings import Settings, add_options
 
     settings = _override_prior(tables or Settings(), options.prior)
-    return add_options(settings, options.watch, options.output, options.mqtt, options.ca, options.cert, options.key)
+    return add_options(
+        settings, options.watch, options.output, options.mqtt, options.ca, options.cert, options.key
+    )
 
 
 def _override_prior(settings: "Settings", given: list[str]) -> "Settings":
@@ -160,25 +191,34 @@ def load_serve_settings(config: Path) -> tuple[dict[str, Any], "Settings"]:
     try:
         context = command.commands["serve"].make_context("serve", ["--config", str(config)])
     except typer.BadParameter as error:
-        raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
+        raise UsageError(
+            f"{config}: {error.format_message()}", "see edge-node serve --help"
+        ) from error
     return context.params, _merge_settings(ServeOptions(**context.params), context.obj)
 
 
 def _reread_settings(context: typer.Context) -> "Settings":
-    """The settings as if the command were started now; warns about changed options that need a restart.
+    """The settings as if the command were started now;
+    warns about changed options that need a restart.
 
     UsageError when the file cannot be used.
     """
     config = str(context.params["config"])
     try:
-        fresh: Any = context.command.make_context(context.info_name, ["--config", config], parent=context.parent)
+        fresh: Any = context.command.make_context(
+            context.info_name, ["--config", config], parent=context.parent
+        )
     except typer.BadParameter as error:
-        raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
+        raise UsageError(
+            f"{config}: {error.format_message()}", "see edge-node serve --help"
+        ) from error
     typed = {name: value for name, value in context.params.items() if _is_typed(context, name)}
     params = {**fresh.params, **typed}
     for name, value in params.items():
         if name not in _RELOADABLE and value != context.params[name]:
-            _log.warning("%s was changed in the settings: that needs a restart", name.replace("_", "-"))
+            _log.warning(
+                "%s was changed in the settings: that needs a restart", name.replace("_", "-")
+            )
     return _merge_settings(ServeOptions(**params), fresh.obj)
 
 
@@ -187,36 +227,59 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-@app.command(epilog="Example: edge-node infer bundles/plant-a images/ --out results.csv --annotate seen --heat")
+@app.command(
+    epilog=(
+        "Example: edge-node infer bundles/plant-a images/ --out results.csv --annotate seen --heat"
+    )
+)
 def infer(
     bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
     images: Annotated[
-        list[Path], typer.Argument(help="Image files, and folders: all images in them and below.", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Image files, and folders: all images in them and below.", show_default=False
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Results as FILE.jsonl or FILE.csv; images already in it are skipped."),
+        typer.Option(
+            metavar="FILE",
+            help="Results as FILE.jsonl or FILE.csv; images already in it are skipped.",
+        ),
     ] = None,
     annotate: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also draw each image with its tiles and verdict.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also draw each image with its tiles and verdict."),
     ] = None,
     heat: Annotated[
-        bool, typer.Option("--heat", help="With --annotate: where each encoder looked, if the bundle supports it.")
+        bool,
+        typer.Option(
+            "--heat", help="With --annotate: where each encoder looked, if the bundle supports it."
+        ),
     ] = False,
     view: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A line's TOML file: its tables view (region, tiles, threshold) and prior."),
+        typer.Option(
+            metavar="FILE",
+            help="A line's TOML file: its tables view (region, tiles, threshold) and prior.",
+        ),
     ] = None,
     prior: Prior = [],
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")
+    ] = 0,
     trust: TrustFile = None,
     memory: Memory = None,
     accept_older: Annotated[
-        bool, typer.Option("--accept-older", help="Use an older bundle on purpose, for this command only.")
+        bool,
+        typer.Option(
+            "--accept-older", help="Use an older bundle on purpose, for this command only."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Classify image files or whole folders, once; tell the accuracy if they are folders named as the model's classes.
+    """Classify image files or whole folders, once;
+    tell the accuracy if they are folders named as the model's classes.
 
     Exit code 2 if an image cannot be read.
     """
@@ -228,32 +291,44 @@ def infer(
 
     if heat and not annotate:
         raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
-    wanted = _override_prior(line_settings.load_verdict_settings(view) if view else line_settings.Settings(), prior)
+    settings = line_settings.load_verdict_settings(view) if view else line_settings.Settings()
+    wanted = _override_prior(settings, prior)
     found = batch.find_images(images)
     model = load_model(bundle, make_verifier(trust, memory, accept_older, remembers=False), threads)
     log_warnings(model.expiry_dates)
     results = batch.ResultFile(out, model, wanted.view, wanted.prior) if out else None
-    whole = classify_and_print(model, found, wanted.view, wanted.prior, results, annotate, heat=heat, as_json=as_json)
-    raise typer.Exit(0 if whole else UsageError.exit_code)
+    whole = classify_and_print(
+        model, found, wanted.view, wanted.prior, results, annotate, heat=heat, as_json=as_json
+    )
+    code = 0 if whole else UsageError.exit_code
+    raise typer.Exit(code)
 
 
 @app.command(epilog="Example: edge-node install-service --config /etc/edge-node/line.toml")
 def install_service(
-    config: Annotated[Path, typer.Option(help="The line's settings, as for serve.", show_default=False)],
+    config: Annotated[
+        Path, typer.Option(help="The line's settings, as for serve.", show_default=False)
+    ],
     name: Annotated[str, typer.Option(help="The service's name.")] = "edge-node",
     user: Annotated[str, typer.Option(help="Unprivileged user to run it as.")] = "edge-node",
     secret: Annotated[
         list[str],
         typer.Option(
-            metavar="VARIABLE=FILE", help="Secret to pass to it, e.g. EDGE_NODE_PASSWORD=/etc/edge-node/password."
+            metavar="VARIABLE=FILE",
+            help="Secret to pass to it, e.g. EDGE_NODE_PASSWORD=/etc/edge-node/password.",
         ),
     ] = [],
     out: Annotated[
-        Path | None, typer.Option(help="The unit file.", show_default="/etc/systemd/system/NAME.service")
+        Path | None,
+        typer.Option(help="The unit file.", show_default="/etc/systemd/system/NAME.service"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit file instead.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the unit file instead.")
+    ] = False,
 ) -> None:
-    """Let systemd run the line: check its settings, and write a unit file with the rights that they need."""
+    """Let systemd run the line: check its settings,
+    and write a unit file with the rights that they need.
+    """
     from broker_config.protocol.topics import check_name
     from edge.bundle import bundle_format
     from edge.daemon import service_install, systemd_unit
@@ -274,9 +349,13 @@ def install_service(
         out.write_text(text)
     except OSError as error:
         raise UsageError(
-            f"{out} cannot be written: {error.strerror}", "run it with sudo, or pass another --out FILE"
+            f"{out} cannot be written: {error.strerror}",
+            "run it with sudo, or pass another --out FILE",
         ) from error
     print(f"wrote {out}")
     if given["bundle"]:
         print("the first start serves this bundle, later ones what was activated last")
-    print(f"next: systemctl daemon-reload && systemctl enable --now {name}; then systemctl status {name}")
+    print(
+        f"next: systemctl daemon-reload && systemctl enable --now {name}; then systemctl status "
+        f"{name}"
+    )

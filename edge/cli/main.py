@@ -14,13 +14,16 @@ from edge.cli import bundles, coordinator, line, node, operator, trial, vfl
 from edge.cli.environment import refuse_unknown_variables
 from edge.cli.help_panels import PanelledGroup
 
-_FEWEST_FILES = 64  # files and connections that a process must be allowed: libraries abort it when they get none
+# files and connections that a process must be allowed: libraries abort it when they get none
+_FEWEST_FILES = 64
 
 app = typer.Typer(
     name="edge-node",
     cls=PanelledGroup,
-    help="Plants learn together to recognise surface defects, without any image leaving the building; "
-    "then each recognises them live.",
+    help=(
+        "Plants learn together to recognise surface defects, without any image leaving the "
+        "building; then each recognises them live."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -44,7 +47,10 @@ def settings(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Options of every command."""
@@ -59,7 +65,10 @@ def settings(
 
 @cache
 def command_tree(commands: typer.Typer) -> Any:
-    """The click group of a command line. Building it takes longer than parsing, so it is built once a process."""
+    """The click group of a command line.
+
+    Building it takes longer than parsing, so it is built once a process.
+    """
     return typer.main.get_command(commands)
 
 
@@ -71,7 +80,8 @@ def main() -> None:
 def run(commands: typer.Typer, name: str = "edge-node") -> None:
     """Run a command line; errors are shown without a traceback, unless --debug asks for it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes, as in stderr
+        # a terminal without UTF-8 shows escapes, as in stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             command_tree(commands)()
@@ -91,7 +101,9 @@ def run(commands: typer.Typer, name: str = "edge-node") -> None:
 
 
 def _discard_output() -> None:
-    """Drop what standard output did not take: Python would try to write it again when the process ends."""
+    """Drop what standard output did not take: Python would try to write it again when the
+    process ends.
+    """
     try:
         sys.stdout.flush()
     except OSError:

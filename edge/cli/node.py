@@ -1,4 +1,6 @@
-"""Commands of a plant: `check`, `audit`, `join`, `preview`, `refit`, `report`, `export`, `anomaly`."""
+"""Commands of a plant: `check`, `audit`, `join`, `preview`, `refit`, `report`,
+`export`, `anomaly`.
+"""
 
 import json
 import platform
@@ -46,7 +48,10 @@ Alias = Annotated[
     list[str],
     typer.Option(
         metavar="NAME=CLASS",
-        help="The folder NAME has images of the federation's CLASS, e.g. Kratzer=scratches. Repeatable.",
+        help=(
+            "The folder NAME has images of the federation's CLASS, e.g. Kratzer=scratches. "
+            "Repeatable."
+        ),
     ),
     Panel.IMAGES,
 ]
@@ -54,24 +59,36 @@ Alias = Annotated[
 
 @app.command(epilog="Example: edge-node check images/ --test held-out/")
 def check(
-    folder: Annotated[Path, typer.Argument(help="Folder of labelled images: one folder a class.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of labelled images: one folder a class.", show_default=False),
+    ],
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images, likewise.")] = None,
     group: Group = None,
     classes: Annotated[
-        str, typer.Option(help="Classes of the federation, A,B,C: whether each folder is called like one.")
+        str,
+        typer.Option(
+            help="Classes of the federation, A,B,C: whether each folder is called like one."
+        ),
     ] = "",
     alias: Alias = [],
-    size: Annotated[int, typer.Option(min=1, help="Width and height of the network's input, pixels.")] = 128,
+    size: Annotated[
+        int, typer.Option(min=1, help="Width and height of the network's input, pixels.")
+    ] = 128,
     picture: Annotated[
         Path | None,
-        typer.Option(help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"),
+        typer.Option(
+            help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"
+        ),
     ] = None,
     learning_curve: Annotated[
         bool,
         typer.Option(
             "--learning-curve",
-            help="Also tell whether there are enough images, of which class more are wanted, and which look wrong in "
-            "their folder. Needs torch, and a tenth of a second an image.",
+            help=(
+                "Also tell whether there are enough images, of which class more are wanted, and "
+                "which look wrong in their folder. Needs torch, and a tenth of a second an image."
+            ),
         ),
     ] = False,
     as_json: Json = False,
@@ -88,7 +105,9 @@ def check(
     aliases = parse_pairs(alias, "--alias", "{}=scratches")
 
     def show(what: str) -> "Callable[[Sequence[T]], Iterable[T]]":
-        return lambda each: track(each, what, console=stderr, transient=True, disable=not stderr.is_terminal)
+        return lambda each: track(
+            each, what, console=stderr, transient=True, disable=not stderr.is_terminal
+        )
 
     report = check_folders(
         folder,
@@ -104,7 +123,10 @@ def check(
         from trainer.training.enough_images import trace_folder
 
         curve = trace_folder(folder, test, size, group, aliases, show("looking at images"))
-    picture = picture or (None if as_json else Path("edge-node-check.png")) if report.facts else None
+    if not report.facts:
+        picture = None
+    elif picture is None and not as_json:
+        picture = Path("edge-node-check.png")
     if not as_json:  # before the picture, which may have no place
         findings_output.print_table(report, Console())
         if curve:
@@ -118,7 +140,8 @@ def check(
             print(f"picture: {picture}")
         if report.can_join:
             print(f"next: {_join_command(folder, image_options(test, group, aliases))}")
-    raise typer.Exit(0 if report.can_join else 1)
+    code = 0 if report.can_join else 1
+    raise typer.Exit(code)
 
 
 def host_name() -> str:
@@ -135,7 +158,9 @@ def _find_kit() -> str | None:
 
 
 def _join_command(folder: Path, options: list[str]) -> str:
-    """The command that joins with the images that were checked, as the node that this folder is set up for."""
+    """The command that joins with the images that were checked,
+    as the node that this folder is set up for.
+    """
     kit = _find_kit()
     if Path("node.toml").exists():
         node = ["--config", "node.toml"]
@@ -147,19 +172,27 @@ def _join_command(folder: Path, options: list[str]) -> str:
 class NodeOptions(Struct, frozen=True, kw_only=True):
     """Who takes part in which federation, with what, and on which conditions."""
 
-    name: Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")] = None
+    name: Annotated[
+        str | None, typer.Option(help="This node's name.", show_default="the kit's")
+    ] = None
     group: Group = None
-    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None
+    federation: Annotated[
+        str | None, typer.Option(help="Name of the federation, if the broker has several.")
+    ] = None
     alias: Alias = []
     demand: Annotated[
         list[str],
         typer.Option(
             metavar="NAME=VALUE",
-            help="Take part only if this holds. Where patches are exchanged: noise=1, mix=4, levels=8, what at least "
-            "hides images in them. Where sums are: images=2, of each class here; nodes=3, that close a round. "
-            "masked=3: nobody reads what it contributes but in sums of three or more. "
-            "Where a federation is private: epsilon=3, that it may spend of these images at most. counts=0.9, "
-            "membership=0.2, pictures=0.1: how much of these attacks may tell, in an audit that comes first.",
+            help=(
+                "Take part only if this holds. Where patches are exchanged: noise=1, mix=4, "
+                "levels=8, what at least hides images in them. Where sums are: images=2, of each "
+                "class here; nodes=3, that close a round. masked=3: nobody reads what it "
+                "contributes but in sums of three or more. Where a federation is private: "
+                "epsilon=3, that it may spend of these images at most. counts=0.9, "
+                "membership=0.2, pictures=0.1: how much of these attacks may tell, in an audit "
+                "that comes first."
+            ),
         ),
         Panel.LEAVES,
     ] = []
@@ -171,17 +204,23 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
     """The images that a node trains with, its state, and what it tells the coordinator."""
 
     data: Annotated[
-        Path | None, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder of labelled images: one folder a class.", show_default=False),
     ] = None
     no_images: Annotated[
         bool,
         typer.Option(
             "--no-images",
-            help="This plant has no labelled image: take the model of a finished federation that is served.",
+            help=(
+                "This plant has no labelled image: take the model of a finished federation that "
+                "is served."
+            ),
         ),
     ] = False
     test: Annotated[
-        Path | None, typer.Option(help="Folder of held-out images; by default a share of --data."), Panel.IMAGES
+        Path | None,
+        typer.Option(help="Folder of held-out images; by default a share of --data."),
+        Panel.IMAGES,
     ] = None
     state: Annotated[
         Path | None,
@@ -189,12 +228,20 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
     ] = None
     telemetry: Annotated[
         bool,
-        typer.Option("--telemetry", help="Send the coordinator the metrics of every round, accuracy among them."),
+        typer.Option(
+            "--telemetry",
+            help="Send the coordinator the metrics of every round, accuracy among them.",
+        ),
         Panel.LEAVES,
     ] = False
     like: Annotated[
         Path | None,
-        typer.Option(help="Bundle of an earlier model, which proposes a class for folders that are called otherwise."),
+        typer.Option(
+            help=(
+                "Bundle of an earlier model, which proposes a class for folders that are called "
+                "otherwise."
+            )
+        ),
         Panel.IMAGES,
     ] = None
 
@@ -202,26 +249,36 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
 class PreviewOptions(Struct, frozen=True, kw_only=True):
     """The images that a preview counts, and where it is kept."""
 
-    data: Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
+    data: Annotated[
+        Path,
+        typer.Option(help="Folder of labelled images: one folder a class.", show_default=False),
+    ]
     state: Annotated[
-        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME-preview")
+        Path | None,
+        typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME-preview"),
     ] = None
 
 
 @app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
 @take_options
-def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions, node: NodeOptions) -> None:
+def join(
+    broker: BrokerOptions, output: OutputOptions, options: JoinOptions, node: NodeOptions
+) -> None:
     """Take part in a federation with this plant's images. The images stay here."""
     from trainer import progress
     from trainer.federation.client.join import join as run
 
     data = options.data
     if options.no_images == (data is not None) or (options.no_images and options.test):
-        raise UsageError(
+        fault = (
             "this plant's images are missing"
             if data is None and not options.no_images
-            else "--no-images excludes --data and --test",
-            "name their folder with --data; or say --no-images, for a finished federation's model without any",
+            else "--no-images excludes --data and --test"
+        )
+        raise UsageError(
+            fault,
+            "name their folder with --data; or say --no-images, for a finished federation's "
+            "model without any",
         )
     endpoint, name = _open_node(broker, node)
     stop = stop_on_signals()
@@ -255,10 +312,14 @@ def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions, nod
 
 @app.command(epilog="Example: edge-node preview mqtt://broker.local --data images/ --name plant-a")
 @take_options
-def preview(broker: BrokerOptions, output: OutputOptions, options: PreviewOptions, node: NodeOptions) -> None:
-    """Tell what joining would give this plant, before any training: one message of sums, no image leaves.
+def preview(
+    broker: BrokerOptions, output: OutputOptions, options: PreviewOptions, node: NodeOptions
+) -> None:
+    """Tell what joining would give this plant, before any training: one message of sums,
+    no image leaves.
 
-    The coordinator runs `edge-node coordinate --method gaussian`. It hears the sums, and how well each encoder suits.
+    The coordinator runs `edge-node coordinate --method gaussian`. It hears the sums, and how well
+    each encoder suits.
     """
     from trainer import progress
     from trainer.federation.client.join import join as run
@@ -295,15 +356,29 @@ def preview(broker: BrokerOptions, output: OutputOptions, options: PreviewOption
 class AuditOptions(Struct, frozen=True, kw_only=True):
     """The images that an audit attacks what is made of, and where its page goes."""
 
-    data: Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
+    data: Annotated[
+        Path,
+        typer.Option(help="Folder of labelled images: one folder a class.", show_default=False),
+    ]
     state: Annotated[
         Path | None,
-        typer.Option(help="State folder of a node: attack what it has sent last, instead of what it would send."),
+        typer.Option(
+            help=(
+                "State folder of a node: attack what it has sent last, instead of what it "
+                "would send."
+            )
+        ),
     ] = None
-    out: Annotated[Path, typer.Option(help="HTML file for the page with pictures.")] = Path("edge-node-audit.html")
-    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None
+    out: Annotated[Path, typer.Option(help="HTML file for the page with pictures.")] = Path(
+        "edge-node-audit.html"
+    )
+    federation: Annotated[
+        str | None, typer.Option(help="Name of the federation, if the broker has several.")
+    ] = None
     test: Annotated[
-        Path | None, typer.Option(help="Folder of held-out images, as given to join; for --state."), Panel.IMAGES
+        Path | None,
+        typer.Option(help="Folder of held-out images, as given to join; for --state."),
+        Panel.IMAGES,
     ] = None
     group: Group = None
     alias: Alias = []
@@ -313,10 +388,13 @@ class AuditOptions(Struct, frozen=True, kw_only=True):
 @app.command(epilog="Example: edge-node audit mqtt://broker.local --data images/")
 @take_options
 def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -> None:
-    """Attack, with this plant's own images, what a federation would make it send. Nothing leaves the plant.
+    """Attack, with this plant's own images, what a federation would make it send.
 
-    Tells how much of counts, membership and pictures of images a curious coordinator gets: as the federation works,
-    and as it would with --secure-aggregation or --privacy (epsilon 3). Its coordinator must be there. Takes minutes.
+    Nothing leaves the plant.
+
+    Tells how much of counts, membership and pictures of images a curious coordinator gets: as the
+    federation works, and as it would with --secure-aggregation or --privacy (epsilon 3). Its
+    coordinator must be there. Takes minutes.
     """
     from rich.console import Console
 
@@ -326,7 +404,8 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
 
     if options.state and (broker.broker or broker.kit):
         raise UsageError(
-            "--state audits what a node has sent, which needs no broker", "leave out the broker, or leave out --state"
+            "--state audits what a node has sent, which needs no broker",
+            "leave out the broker, or leave out --state",
         )
     if not (options.state or broker.broker or broker.kit):
         raise UsageError(
@@ -369,12 +448,16 @@ def _open_node(broker: BrokerOptions, node: NodeOptions) -> "tuple[Endpoint, str
     endpoint = broker.node_endpoint()
     known = reconcile_with_kit(node.name, endpoint, "name")
     if known is None:
-        raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
+        raise UsageError(
+            "this node's name is missing", "choose one with --name, or pass a kit: --kit FILE"
+        )
     return endpoint, known
 
 
 def _confirm_with(report: "Report") -> "Callable[[str], bool] | None":
-    """A way to ask a person; None where nobody sits at the terminal, or only events and errors are shown."""
+    """A way to ask a person; None where nobody sits at the terminal,
+    or only events and errors are shown.
+    """
     from trainer.progress import LiveReport
 
     if not isinstance(report, LiveReport) or not sys.stdin.isatty():
@@ -387,26 +470,44 @@ def _confirm_with(report: "Report") -> "Callable[[str], bool] | None":
     return confirm
 
 
-@app.command(epilog="Example: edge-node refit edge-node-plant-a/model images/ --out edge-node-plant-a/refitted")
+@app.command(
+    epilog=(
+        "Example: edge-node refit edge-node-plant-a/model images/ --out edge-node-plant-a/refitted"
+    )
+)
 @take_options
 def refit(
-    model: Annotated[Path, typer.Argument(help="Personal model with a head of statistics.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(help="Personal model with a head of statistics.", show_default=False)
+    ],
     folder: Annotated[
-        Path, typer.Argument(help="Folder of labelled images, as they are now: one folder a class.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Folder of labelled images, as they are now: one folder a class.",
+            show_default=False,
+        ),
     ],
     output: OutputOptions,
-    out: Annotated[Path | None, typer.Option(help="Folder for the new model.", show_default="MODEL-refitted")] = None,
-    test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of FOLDER.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the new model.", show_default="MODEL-refitted")
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="Folder of held-out images; by default a share of FOLDER.")
+    ] = None,
     group: Group = None,
     alias: Alias = [],
     without: Annotated[
-        list[str], typer.Option(metavar="CLASS", help="A class that the model shall never name. Repeatable.")
+        list[str],
+        typer.Option(metavar="CLASS", help="A class that the model shall never name. Repeatable."),
     ] = [],
 ) -> None:
-    """Make a personal model anew with images added, removed or relabelled: exactly, in seconds, without a network."""
+    """Make a personal model anew with images added, removed or relabelled: exactly,
+    in seconds, without a network.
+    """
     from trainer import progress
 
-    aliases, target = parse_pairs(alias, "--alias", "{}=scratches"), out or model.with_name(f"{model.name}-refitted")
+    aliases = parse_pairs(alias, "--alias", "{}=scratches")
+    target = out or model.with_name(f"{model.name}-refitted")
     with output.reporter() as report:
         report(progress.Step(what="loading torch"))
         from trainer.training import personal_model
@@ -432,7 +533,9 @@ def report(
         ),
     ],
     output: OutputOptions,
-    out: Annotated[Path | None, typer.Option(help="File for the page.", show_default="RUN/report.html")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the page.", show_default="RUN/report.html")
+    ] = None,
 ) -> None:
     """Write a self-contained web page about a run: its results, shown on images."""
     from trainer import progress
@@ -445,23 +548,35 @@ def report(
         print(f"report: {page.resolve().as_uri()}")
 
 
-@app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit")
+@app.command(
+    epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit"
+)
 @take_options
 def export(
-    models: Annotated[list[Path], typer.Argument(help="Personal models from join or simulate.", show_default=False)],
+    models: Annotated[
+        list[Path],
+        typer.Argument(help="Personal models from join or simulate.", show_default=False),
+    ],
     output: OutputOptions,
-    out: Annotated[Path, typer.Option(help="Folder for the bundles, one for each node.")] = Path("bundles"),
+    out: Annotated[Path, typer.Option(help="Folder for the bundles, one for each node.")] = Path(
+        "bundles"
+    ),
     kit: KitFile = None,
     days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
     int8: Annotated[
         bool,
-        typer.Option("--int8", help="Quantise to int8 if held-out images and speed allow it; else keep fp32."),
+        typer.Option(
+            "--int8", help="Quantise to int8 if held-out images and speed allow it; else keep fp32."
+        ),
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(help="Class folders with a model's images, if they have been moved.")
+        Path | None,
+        typer.Option(help="Class folders with a model's images, if they have been moved."),
     ] = None,
 ) -> None:
-    """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
+    """Turn personal models into bundles for the line: ONNX, checked against torch;
+    signed with --kit.
+    """
     from broker_config.storage import disk
     from trainer import progress
     from trainer.training import model_folder
@@ -469,7 +584,8 @@ def export(
     for folder in models:
         model_folder.check(folder)
     disk.check_writable(out)
-    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
+    # asks for the passphrase before torch takes its seconds
+    opened = open_kit(kit) if kit else None
     end_on_signals()
     with output.reporter() as report:
         report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
@@ -482,24 +598,34 @@ def export(
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not output.as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")
-        print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")
+        node_text = f" --trust {written[0].node}.trust" if signer else ""
+        print(f"next: edge-node serve {written[0].folder}{node_text}")
 
 
 @app.command(epilog="Example: edge-node anomaly good/ --defects defects/ --out bundles/line-1")
 def anomaly(
-    good: Annotated[Path, typer.Argument(help="Folder of images without a defect.", show_default=False)],
+    good: Annotated[
+        Path, typer.Argument(help="Folder of images without a defect.", show_default=False)
+    ],
     defects: Annotated[
-        Path | None, typer.Option(help="Folder of images with a defect: says how many are found, and changes nothing.")
+        Path | None,
+        typer.Option(
+            help="Folder of images with a defect: says how many are found, and changes nothing."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The bundle's folder; its name is the model's.")] = Path(
         "bundles/good-only"
     ),
-    size: Annotated[int, typer.Option(min=32, max=1024, help="Pixels to which an image, or a tile, is resized.")] = 224,
+    size: Annotated[
+        int, typer.Option(min=32, max=1024, help="Pixels to which an image, or a tile, is resized.")
+    ] = 224,
     as_json: Json = False,
 ) -> None:
-    """Make a bundle from good images alone: the line tells what is strange, and where, until there are labels.
+    """Make a bundle from good images alone: the line tells what is strange, and where,
+    until there are labels.
 
-    It needs no labels, no training and no other plants. 20 good images or more, as different as good ones are.
+    It needs no labels, no training and no other plants. 20 good images or more, as different as
+    good ones are.
     """
     import msgspec
     from rich.console import Console
@@ -515,7 +641,9 @@ def anomaly(
         defects,
         out,
         size,
-        lambda images: track(images, "reading images", console=stderr, transient=True, disable=not stderr.is_terminal),
+        lambda images: track(
+            images, "reading images", console=stderr, transient=True, disable=not stderr.is_terminal
+        ),
     )
     if as_json:
         print(msgspec.json.encode(report).decode())

@@ -6,7 +6,14 @@ from typing import Annotated
 import typer
 
 from edge.cli.option_structs import take_options
-from edge.cli.shared_options import BrokerOptions, Json, KitFile, open_kit, reconcile_with_kit, stop_on_signals
+from edge.cli.shared_options import (
+    BrokerOptions,
+    Json,
+    KitFile,
+    open_kit,
+    reconcile_with_kit,
+    stop_on_signals,
+)
 
 app = typer.Typer()
 
@@ -17,38 +24,59 @@ app = typer.Typer()
 )
 def request(
     federation: Annotated[str, typer.Argument(help="Name of the federation.", show_default=False)],
-    name: Annotated[str, typer.Argument(help="Name of the node; or coordinator, or monitor.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the node; or coordinator, or monitor.", show_default=False),
+    ],
     accept: Annotated[
         Path | None,
-        typer.Option(metavar="ANSWER", help="Complete or renew the kit with what whoever provisions has answered."),
+        typer.Option(
+            metavar="ANSWER",
+            help="Complete or renew the kit with what whoever provisions has answered.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for keys and kit.", show_default="./NAME-kit")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for keys and kit.", show_default="./NAME-kit")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a member's keys here, where they are used, and a request for their certificates; or accept its answer.
+    """Make a member's keys here, where they are used, and a request for their certificates;
+    or accept its answer.
 
-    The private keys are written to an encrypted kit that never leaves this machine. The request goes to whoever
-    provisions the federation, by any way: its fingerprint is compared by telephone.
+    The private keys are written to an encrypted kit that never leaves this machine. The request
+    goes to whoever provisions the federation, by any way: its fingerprint is compared by telephone.
     """
     import msgspec
 
     from broker_config.security import enrolment
-    from edge.status.enrolment_report import accepted_object, accepted_text, requested_object, requested_text
+    from edge.status.enrolment_report import (
+        accepted_object,
+        accepted_text,
+        requested_object,
+        requested_text,
+    )
 
     place = enrolment.Enrolment(out or Path(f"{name}-kit"), federation, name)
     if accept:
         accepted = enrolment.accept(place, accept)
-        facts, text = accepted_object(place, accepted), accepted_text(place, accepted)
+        facts = accepted_object(place, accepted)
+        text = accepted_text(place, accepted)
     else:
         requested = enrolment.request(place)
-        facts, text = requested_object(place, requested), requested_text(place, requested)
+        facts = requested_object(place, requested)
+        text = requested_text(place, requested)
     if as_json:
         print(msgspec.json.encode(facts).decode())
     else:
         print(*text, sep="\n")
 
 
-@app.command(epilog="Example: edge-node doctor mqtts://plant-a@broker.local --ca ca.pem --state edge-node-plant-a")
+@app.command(
+    epilog=(
+        "Example: edge-node doctor mqtts://plant-a@broker.local --ca ca.pem --state "
+        "edge-node-plant-a"
+    )
+)
 @take_options
 def doctor(
     broker: BrokerOptions,
@@ -61,14 +89,18 @@ def doctor(
             show_default="the kit's or user name, or any",
         ),
     ] = None,
-    state: Annotated[Path, typer.Option(help="State folder of join or coordinate; it need not exist.")] = Path(),
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each answer of the broker.")] = 10,
+    state: Annotated[
+        Path, typer.Option(help="State folder of join or coordinate; it need not exist.")
+    ] = Path(),
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for each answer of the broker.")
+    ] = 10,
     as_json: Json = False,
 ) -> None:
     """Test whether a broker and this machine are fit for a federation, and say what to change.
 
-    Federations on the broker go on undisturbed, and nothing is left there. Exit code 1 if something is not fit, 69 if
-    the broker is out of reach.
+    Federations on the broker go on undisturbed, and nothing is left there. Exit code 1 if something
+    is not fit, 69 if the broker is out of reach.
     """
     import secrets
     import signal
@@ -80,11 +112,14 @@ def doctor(
     from edge.doctor import run
     from edge.doctor.probe import CheckContext
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
+    # ends like Ctrl-C: the broker is left clean
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     endpoint = broker.endpoint(with_signer=False)  # whether its charter holds is one of the checks
-    anybody = f"node-{secrets.token_hex(4)}"  # two doctors under one name would get in each other's way
+    # two doctors under one name would get in each other's way
+    anybody = f"node-{secrets.token_hex(4)}"
     me = check_name(
-        reconcile_with_kit(name, endpoint, "name") or endpoint.username or anybody, "the node's name (--as)"
+        reconcile_with_kit(name, endpoint, "name") or endpoint.username or anybody,
+        "the node's name (--as)",
     )
     with CheckContext(endpoint, me, state, timeout) as context:
         if as_json:
@@ -104,12 +139,16 @@ def status(
     watch: Annotated[
         bool | None,
         typer.Option(
-            "--watch/--once", help="Follow it to its end, or show it once.", show_default="--watch in a terminal"
+            "--watch/--once",
+            help="Follow it to its end, or show it once.",
+            show_default="--watch in a terminal",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a federation is doing: nodes, round, progress, last seen, errors; of a vertical one, its sensors."""
+    """Show how a federation is doing: nodes, round, progress, last seen, errors;
+    of a vertical one, its sensors.
+    """
     from itertools import chain
 
     import msgspec
@@ -130,40 +169,61 @@ def status(
     else:
         for _ in chain([None], changes):
             if as_json:
-                print(*(msgspec.json.encode(each).decode() for each in json_objects(monitor)), sep="\n", flush=True)
+                print(
+                    *(msgspec.json.encode(each).decode() for each in json_objects(monitor)),
+                    sep="\n",
+                    flush=True,
+                )
             else:
                 console.print(render(monitor, console))
     if stop():
         raise typer.Exit(130)
 
 
-@app.command(epilog="Example: edge-node record coordinator-state --kit coordinator.kit --out steel.record")
+@app.command(
+    epilog="Example: edge-node record coordinator-state --kit coordinator.kit --out steel.record"
+)
 def record(
-    state: Annotated[Path, typer.Argument(help="State folder of a coordinator or a line.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="STATE.record")] = None,
+    state: Annotated[
+        Path, typer.Argument(help="State folder of a coordinator or a line.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write.", show_default="STATE.record")
+    ] = None,
     kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
-    """Export the record of a coordinator or a line for an auditor: hash-chained, its head signed with --kit.
+    """Export the record of a coordinator or a line for an auditor: hash-chained,
+    its head signed with --kit.
 
-    Of a coordinator: runs, and who contributed what to which round. Of a line: which bundle it served when, and why.
+    Of a coordinator: runs, and who contributed what to which round. Of a line: which bundle it
+    served when, and why.
     """
     import msgspec
 
     from trainer.record.record_file import export
 
     file = out or Path(f"{state.resolve().name}.record")
-    head = export(state, file, open_kit(kit) if kit else None)
+    opened = open_kit(kit) if kit else None
+    head = export(state, file, opened)
     if as_json:
         print(msgspec.json.encode({"record": str(file), "head": head}).decode())
         return
-    print(f"record: {file}, {head.entries} entries, {'signed' if head.signature else 'not signed'}")
-    print(f"head: {head.digest}; whoever keeps it will notice changes: edge-node verify {file} --head {head.digest}")
+    signature = "signed" if head.signature else "not signed"
+    print(f"record: {file}, {head.entries} entries, {signature}")
+    print(
+        f"head: {head.digest}; whoever keeps it will notice changes: edge-node verify {file} "
+        f"--head {head.digest}"
+    )
 
 
 @app.command(epilog="Example: edge-node card bundles/plant-a")
-def card(bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)]) -> None:
-    """Print a bundle's model card, in Markdown: use, images, method, figures with intervals, limits, hashes."""
+def card(
+    bundle: Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)],
+) -> None:
+    """Print a bundle's model card, in Markdown: use, images, method,
+    figures with intervals, limits, hashes.
+    """
     from edge.bundle.bundle_format import read_bundle
     from edge.bundle.model_card import model_card
 
@@ -176,16 +236,23 @@ def verify(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="Bundles, exported records, models, state folders of coordinators, nodes and lines.",
+            help=(
+                "Bundles, exported records, models, state folders of coordinators, nodes and lines."
+            ),
             show_default=False,
         ),
     ],
     trust: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A trust file of the federation: verify signatures by it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A trust file of the federation: verify signatures by it."
+        ),
     ] = None,
     head: Annotated[
         list[str],
-        typer.Option(metavar="HASH", help="Head of a record that somebody has kept: one must have it."),
+        typer.Option(
+            metavar="HASH", help="Head of a record that somebody has kept: one must have it."
+        ),
     ] = [],
     as_json: Json = False,
 ) -> None:
@@ -198,25 +265,36 @@ def verify(
     from broker_config.security.trust import read
     from trainer.record import offline_verification
 
-    results = offline_verification.verify(paths, read(trust) if trust else None, head)
+    trusted = read(trust) if trust else None
+    results = offline_verification.verify(paths, trusted, head)
     for each in results:
         if as_json:
             print(msgspec.json.encode(each.as_object()).decode())
         else:
             print(*each.as_text(), sep="\n")
-    raise typer.Exit(1 if any(each.refused for each in results) else 0)
+    code = 1 if any(each.refused for each in results) else 0
+    raise typer.Exit(code)
 
 
 @app.command(epilog="Example: edge-node user mia --state coordinator-state")
 def user(
-    name: Annotated[str, typer.Argument(help="Who; it stands beside what that person changes.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(help="Who; it stands beside what that person changes.", show_default=False),
+    ],
     state: Annotated[
         Path | None,
-        typer.Option(help="State folder of the line or the coordinator.", show_default="the line's, as serve has it"),
+        typer.Option(
+            help="State folder of the line or the coordinator.",
+            show_default="the line's, as serve has it",
+        ),
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Let that person log in no more.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Let that person log in no more.")
+    ] = False,
 ) -> None:
-    """Let a person log in on the pages of a line or a coordinator, to change something there; or set a new password.
+    """Let a person log in on the pages of a line or a coordinator, to change something there;
+    or set a new password.
 
     The password is asked for, or read from standard input. It holds at once, without a restart.
     """

@@ -11,10 +11,12 @@ from msgspec.structs import FieldInfo, fields
 
 
 def take_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer wants it: with a parameter for each field of the structs that `command` takes.
+    """A command as typer wants it: with a parameter for each field of the structs that `command`
+    takes.
 
     A field is written as a parameter would be, and may name its panel of the help:
-    `Annotated[int, typer.Option(min=1, help="..."), Panel.TRAINING] = 2`. Other parameters stay as they are.
+    `Annotated[int, typer.Option(min=1, help="..."), Panel.TRAINING] = 2`. Other parameters stay as
+    they are.
     """
     structs: dict[str, type[Struct]] = {}
     parameters: list[inspect.Parameter] = []
@@ -27,10 +29,9 @@ def take_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
-        made = {
-            name: struct(**{field: given.pop(field) for field in struct.__struct_fields__})
-            for name, struct in structs.items()
-        }
+        made = {}
+        for name, struct in structs.items():
+            made[name] = struct(**{field: given.pop(field) for field in struct.__struct_fields__})
         command(**given, **made)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -44,9 +45,10 @@ def _parameter(field: FieldInfo) -> inspect.Parameter:
         option = copy(option)
         (option.rich_help_panel,) = panel
     default = field.default if field.default_factory is NODEFAULT else field.default_factory()
+    chosen_default = inspect.Parameter.empty if default is NODEFAULT else default
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if default is NODEFAULT else default,
+        default=chosen_default,
         annotation=Annotated[kind, option],
     )

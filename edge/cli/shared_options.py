@@ -1,4 +1,6 @@
-"""Options that several commands share, and their conversion to endpoints, requests and reporters."""
+"""Options that several commands share, and their conversion to endpoints,
+requests and reporters.
+"""
 
 import importlib
 import os
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from trainer.progress import Report
 
 Ca = Annotated[
-    Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://."), Panel.BROKER
+    Path | None,
+    typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://."),
+    Panel.BROKER,
 ]
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM)."), Panel.BROKER]
 Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM)."), Panel.BROKER]
@@ -36,8 +40,10 @@ KitFile = Annotated[
     Path | None,
     typer.Option(
         "--kit",
-        help="This member's kit (edge-node request, provision). Its passphrase is asked for, or comes from "
-        "EDGE_NODE_PASSPHRASE.",
+        help=(
+            "This member's kit (edge-node request, provision). Its passphrase is asked for, or "
+            "comes from EDGE_NODE_PASSPHRASE."
+        ),
     ),
     Panel.BROKER,
 ]
@@ -45,8 +51,11 @@ Group = Annotated[
     str | None,
     typer.Option(
         metavar="PATTERN|FILE.csv",
-        help="Images that train or are held out together, beside look-alikes: a regular expression on file names, "
-        "whose parentheses (else the whole match) name the group, or a CSV file with the columns file,group.",
+        help=(
+            "Images that train or are held out together, beside look-alikes: a regular "
+            "expression on file names, whose parentheses (else the whole match) name the group, "
+            "or a CSV file with the columns file,group."
+        ),
         show_default=False,
     ),
     Panel.IMAGES,
@@ -54,10 +63,16 @@ Group = Annotated[
 
 
 def _method_names() -> list[str]:
-    """Read from the names of the files, one for each method: importing them would make `--help` slow."""
+    """Read from the names of the files, one for each method:
+    importing them would make `--help` slow.
+    """
     no_methods = ("base", "statistics_head")
     folder = Path(__file__).parents[2] / "trainer" / "methods"
-    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name not in no_methods)
+    return sorted(
+        module.name
+        for module in pkgutil.iter_modules([str(folder)])
+        if module.name not in no_methods
+    )
 
 
 def _recommended_method() -> str:
@@ -72,7 +87,8 @@ class _LazyName:
     """A name that is imported when it is needed, as an option's default."""
 
     def __init__(self, module: str, constant: str):
-        self._module, self._constant = module, constant
+        self._module = module
+        self._constant = constant
 
     def __str__(self) -> str:
         return str(getattr(importlib.import_module(self._module), self._constant))
@@ -81,40 +97,65 @@ class _LazyName:
 def _partition_help() -> str:
     """Read from the first lines of the files, one for each partition, for the same reason."""
     folder = Path(__file__).parents[2] / "trainer" / "data" / "partitions"
-    files = [file for file in sorted(folder.glob("*.py")) if file.stem not in ("__init__", "partition_rule")]
+    files = [
+        file
+        for file in sorted(folder.glob("*.py"))
+        if file.stem not in ("__init__", "partition_rule")
+    ]
     heads = [file.read_text().split('"""', 2)[1].splitlines()[0].rstrip(".") for file in files]
-    return "; ".join(f"{file.stem}: {head[0].lower()}{head[1:]}" for file, head in zip(files, heads, strict=True)) + "."
+    return (
+        "; ".join(
+            f"{file.stem}: {head[0].lower()}{head[1:]}"
+            for file, head in zip(files, heads, strict=True)
+        )
+        + "."
+    )
 
 
 METHODS = _method_names()
 DEFAULT_METHOD = _recommended_method()
 Method = Annotated[
-    str | None, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", show_default=DEFAULT_METHOD)
+    str | None,
+    typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", show_default=DEFAULT_METHOD),
 ]
 WEIGHTS = (
-    "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are downloaded), surface (for "
-    "mobilenet_v2, come with edge-node), none, a safetensors FILE (of torchvision's names), or auto: model and weights "
-    "that suit the images best (simulate; coordinate, after a preview)."
+    "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are "
+    "downloaded), surface (for mobilenet_v2, come with edge-node), none, a safetensors FILE (of "
+    "torchvision's names), or auto: model and weights that suit the images best (simulate; "
+    "coordinate, after a preview)."
 )
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 SIZE = "Width and height of the network's input, pixels."
 ROUNDS = "Rounds of training."
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process."), Panel.TRAINING]
-Partition = Annotated[str, typer.Option(metavar="NAME[,OPTION=VALUE]", help=_partition_help()), Panel.IMAGES]
+Threads = Annotated[
+    int, typer.Option(min=1, help="CPU threads of each training process."), Panel.TRAINING
+]
+Partition = Annotated[
+    str, typer.Option(metavar="NAME[,OPTION=VALUE]", help=_partition_help()), Panel.IMAGES
+]
 DEFAULT_PARTITION = cast(str, _LazyName("trainer.data.partitions", "DEFAULT"))
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 Events = Annotated[
     bool,
-    typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last."),
+    typer.Option(
+        "--json",
+        help="For machines: events as JSON lines on standard output, the result as the last.",
+    ),
     Panel.OUTPUT,
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors."), Panel.OUTPUT]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Only the result and errors."), Panel.OUTPUT
+]
 
 
 Http = Annotated[
     str | None,
-    typer.Option(metavar="[HOST:]PORT", help="Show the federation as a page (edge-node console).", show_default="no"),
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Show the federation as a page (edge-node console).",
+        show_default="no",
+    ),
     Panel.OUTPUT,
 ]
 
@@ -131,7 +172,9 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
 
 
 def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
-    """As `_read_config`; the file may also have tables, which become the Settings in the context's `obj`."""
+    """As `_read_config`; the file may also have tables,
+    which become the Settings in the context's `obj`.
+    """
     if file is not None:
         from edge.config.line_settings import parse
         from edge.config.options_file import load, options
@@ -147,16 +190,24 @@ def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
 
 
 def _is_table(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(each, dict) for each in value)
+    )
 
 
 def _config(text: str, callback: Callable[..., Path | None] = _read_config) -> Any:
-    return typer.Option(help=f"TOML file with options of this command, {text}", is_eager=True, callback=callback)
+    return typer.Option(
+        help=f"TOML file with options of this command, {text}", is_eager=True, callback=callback
+    )
 
 
-Config = Annotated[Path | None, _config("as NAME = VALUE; the command line overrides it."), Panel.OUTPUT]
+Config = Annotated[
+    Path | None, _config("as NAME = VALUE; the command line overrides it."), Panel.OUTPUT
+]
 LineConfig = Annotated[
-    Path | None, _config("and tables for sources, sinks and the rest: docs/line.md.", _read_line_config), Panel.OUTPUT
+    Path | None,
+    _config("and tables for sources, sinks and the rest: docs/line.md.", _read_line_config),
+    Panel.OUTPUT,
 ]
 
 
@@ -167,7 +218,10 @@ class BrokerOptions(Struct, frozen=True, kw_only=True):
         str | None,
         typer.Argument(
             metavar="BROKER_URL",
-            help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
+            help=(
+                "mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from "
+                "EDGE_NODE_PASSWORD."
+            ),
             show_default="the kit's",
         ),
     ] = None
@@ -180,25 +234,34 @@ class BrokerOptions(Struct, frozen=True, kw_only=True):
         """The broker, with our identity there; `with_signer` as in `Endpoint.from_kit`.
 
         Raises:
-            UsageError: the options contradict each other, or as in `Endpoint.parse` and `Endpoint.from_kit`.
+            UsageError: the options contradict each other, or as in `Endpoint.parse` and
+                `Endpoint.from_kit`.
         """
         from broker_config.mqtt.endpoint import Endpoint
 
         if self.kit:
             if self.ca or self.cert or self.key:
                 raise UsageError(
-                    "a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit"
+                    "a kit holds certificates and key already",
+                    "leave out --ca, --cert and --key, or --kit",
                 )
             return Endpoint.from_kit(open_kit(self.kit), self.broker, with_signer=with_signer)
         if self.broker is None:
-            raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
+            raise UsageError(
+                "the broker's address is missing",
+                "write it as mqtt://HOST, or pass a kit: --kit FILE",
+            )
         return Endpoint.parse(self.broker, ca=self.ca, cert=self.cert, key=self.key)
 
     def coordinator_endpoint(self) -> "Endpoint":
-        """As `endpoint`; UsageError also if the kit is that of another member than the coordinator."""
+        """As `endpoint`; UsageError also if the kit is that of another member than the
+        coordinator.
+        """
         endpoint = self.endpoint()
         if endpoint.kit and endpoint.kit.name != COORDINATOR:
-            raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
+            raise UsageError(
+                f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}"
+            )
         return endpoint
 
     def node_endpoint(self) -> "Endpoint":
@@ -229,7 +292,10 @@ class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
         list[str],
         typer.Option(
             metavar="tensorboard=FOLDER|mlflow=URL",
-            help="Record metrics and settings for TensorBoard, or on an MLflow server, too. Repeatable.",
+            help=(
+                "Record metrics and settings for TensorBoard, or on an MLflow server, too. "
+                "Repeatable."
+            ),
         ),
         Panel.OUTPUT,
     ] = []
@@ -251,22 +317,31 @@ class RoundOptions(Struct, frozen=True, kw_only=True):
         int,
         typer.Option(
             min=0,
-            help="Nodes that open the first round (with --sample all do), and contributions that close one.",
+            help=(
+                "Nodes that open the first round (with --sample all do), and contributions that "
+                "close one."
+            ),
             show_default="all that take part",
         ),
         Panel.ROUNDS,
     ] = 0
     sample: Annotated[
-        int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all"), Panel.ROUNDS
+        int,
+        typer.Option(min=0, help="Nodes drawn for each round.", show_default="all"),
+        Panel.ROUNDS,
     ] = 0
     deadline: Annotated[
         float,
-        typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none"),
+        typer.Option(
+            min=0, help="Seconds after which a quorum closes a round.", show_default="none"
+        ),
         Panel.ROUNDS,
     ] = 0.0
     linger: Annotated[
         float,
-        typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
+        typer.Option(
+            min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."
+        ),
         Panel.ROUNDS,
     ] = 60.0
 
@@ -280,43 +355,56 @@ class RoundOptions(Struct, frozen=True, kw_only=True):
 class ModelOptions(Struct, frozen=True, kw_only=True):
     """What is trained, and how."""
 
-    rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="the method's, 12 or 30")] = None
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help=ROUNDS, show_default="the method's, 12 or 30")
+    ] = None
     method: Method = None
     option: Annotated[
         list[str],
         typer.Option(
             metavar="NAME=VALUE",
-            help="An option of the method, e.g. lambda=0.1, dimensions=256 or others=efficientnet_lite0.",
+            help=(
+                "An option of the method, e.g. lambda=0.1, dimensions=256 or "
+                "others=efficientnet_lite0."
+            ),
         ),
         Panel.TRAINING,
     ] = []
     head: Annotated[
         Literal["trained", "statistics"],
         typer.Option(
-            help="What classifies in the end: the classifier that the method trains; or one made of sums of all "
-            "nodes' features, sent in one more round: it knows all classes, also where nodes keep their classifiers "
-            "private."
+            help=(
+                "What classifies in the end: the classifier that the method trains; or one made "
+                "of sums of all nodes' features, sent in one more round: it knows all classes, "
+                "also where nodes keep their classifiers private."
+            )
         ),
         Panel.TRAINING,
     ] = "trained"
     model: Annotated[
         str,
         typer.Option(
-            help="mobilenet_v2, efficientnet_lite0, resnet18, resnet50, small, or a texture network such as "
-            "fedtfi_small.",
+            help=(
+                "mobilenet_v2, efficientnet_lite0, resnet18, resnet50, small, or a texture "
+                "network such as fedtfi_small."
+            ),
             show_default="mobilenet_v2, or what a method needs",
         ),
     ] = ""
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)] = ""
     size: Annotated[
-        int, typer.Option(help=SIZE, show_default="128; 64 for small; a texture network's own"), Panel.TRAINING
+        int,
+        typer.Option(help=SIZE, show_default="128; 64 for small; a texture network's own"),
+        Panel.TRAINING,
     ] = 0
     training: Annotated[
         list[str],
         typer.Option(
             metavar="NAME=VALUE",
-            help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval), optimizer (adam, sgd) or "
-            "moments (keep, reset).",
+            help=(
+                "learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval), "
+                "optimizer (adam, sgd) or moments (keep, reset)."
+            ),
         ),
         Panel.TRAINING,
     ] = []
@@ -326,7 +414,9 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         """The model that is named, or the method's."""
         from trainer.federation.server.spec import suited_model
 
-        return self.model or suited_model(self.method or DEFAULT_METHOD, parse_pairs(self.option, "--option"))
+        return self.model or suited_model(
+            self.method or DEFAULT_METHOD, parse_pairs(self.option, "--option")
+        )
 
     def request(self) -> "Request":
         """The federation that the options describe."""
@@ -356,8 +446,11 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     aggregate: Annotated[
         Literal["clipped_mean", "mean", "multi_krum"] | None,
         typer.Option(
-            help="How contributions become one model: the weighted mean, with weights and updates limited to their "
-            "medians (clipped_mean) or not (mean), or the mean of those that do not stand alone (multi_krum).",
+            help=(
+                "How contributions become one model: the weighted mean, with weights and updates "
+                "limited to their medians (clipped_mean) or not (mean), or the mean of those "
+                "that do not stand alone (multi_krum)."
+            ),
             show_default="clipped_mean; mean where a method takes no other",
         ),
         Panel.TRAINING,
@@ -365,7 +458,10 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     codec: Annotated[
         Literal["none", "int4"] | None,
         typer.Option(
-            help="How what training has changed is coded when it travels, both ways: in four bits a number, or not.",
+            help=(
+                "How what training has changed is coded when it travels, both ways: in four bits "
+                "a number, or not."
+            ),
             show_default="int4; none where a method takes no other",
         ),
         Panel.TRAINING,
@@ -374,8 +470,11 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         bool,
         typer.Option(
             "--secure-aggregation",
-            help="Mask what nodes contribute, so that the coordinator can read their sum alone. A federation needs "
-            "kits, and two thirds of its nodes in every round; a simulation comes to the same sums without masks.",
+            help=(
+                "Mask what nodes contribute, so that the coordinator can read their sum alone. A "
+                "federation needs kits, and two thirds of its nodes in every round; a simulation "
+                "comes to the same sums without masks."
+            ),
         ),
         Panel.TRAINING,
     ] = False
@@ -383,8 +482,11 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         list[str],
         typer.Option(
             metavar="NAME=VALUE",
-            help="Differential privacy of each training image: epsilon=3 for all rounds, or the noise itself (noise of "
-            "gradients, sums), and clip=1, the length to which gradients are cut. Repeatable.",
+            help=(
+                "Differential privacy of each training image: epsilon=3 for all rounds, or the "
+                "noise itself (noise of gradients, sums), and clip=1, the length to which "
+                "gradients are cut. Repeatable."
+            ),
         ),
         Panel.LEAVES,
     ] = []
@@ -395,7 +497,9 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     ] = 0
 
     def resuming(self, spec: "Spec") -> "RequestOptions":
-        """What is left open is as in the run that goes on, though it may have begun with another version's defaults."""
+        """What is left open is as in the run that goes on,
+        though it may have begun with another version's defaults.
+        """
         return replace(
             self,
             method=self.method or spec.method,
@@ -431,16 +535,20 @@ def _privacy_of(spec: "Spec") -> list[str]:
 
 
 def check_model_is_free(wanted: ModelOptions) -> None:
-    """Raise UsageError if a model is wanted, or only a method's own will do, where `--weights auto` chooses it."""
+    """Raise UsageError if a model is wanted, or only a method's own will do,
+    where `--weights auto` chooses it.
+    """
     from trainer.methods.base import MODEL
 
     if wanted.model:
         raise UsageError(
-            f"--weights auto chooses the model, and --model {wanted.model} is wanted", "leave out one of them"
+            f"--weights auto chooses the model, and --model {wanted.model} is wanted",
+            "leave out one of them",
         )
     if wanted.chosen_model() != MODEL:
         raise UsageError(
-            f"--weights auto chooses among models that {wanted.method} does not take", "leave out --weights auto"
+            f"--weights auto chooses among models that {wanted.method} does not take",
+            "leave out --weights auto",
         )
 
 
@@ -451,22 +559,32 @@ def report_weights(request: "Request", given: str, show: "Report") -> None:
     if not given and request.weights == "surface":
         show(
             Note(
-                text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface); "
-                "--model efficientnet_lite0 has ImageNet's without a connection"
+                text=(
+                    "ImageNet's weights are out of reach: starting from those that come with "
+                    "edge-node (surface); --model efficientnet_lite0 has ImageNet's without a "
+                    "connection"
+                )
             )
         )
 
 
 def parse_pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:
-    """Texts NAME=VALUE as a mapping. Raises UsageError for a malformed one, with an example in the form of `like`."""
+    """Texts NAME=VALUE as a mapping.
+
+    Raises UsageError for a malformed one, with an example in the form of `like`.
+    """
     for pair in given:
         if "=" not in pair:
-            raise UsageError(f"{flag} {pair!r} is not NAME=VALUE", f"write for example {flag} {like.format(pair)}")
+            raise UsageError(
+                f"{flag} {pair!r} is not NAME=VALUE",
+                f"write for example {flag} {like.format(pair)}",
+            )
     return dict(pair.split("=", 1) for pair in given)
 
 
 def open_kit(file: Path) -> "Kit":
-    """Open a kit; its passphrase is asked for up to three times, unless a variable of the environment has it.
+    """Open a kit; its passphrase is asked for up to three times,
+    unless a variable of the environment has it.
 
     Raises:
         UsageError: as `kit.read` does.
@@ -476,7 +594,8 @@ def open_kit(file: Path) -> "Kit":
 
     if file.exists() and file.stat().st_mode & 0o077:
         print(f"{file} can be read by others: chmod 600 {shlex.quote(str(file))}", file=sys.stderr)
-    for _ in range(0 if read_secret(PASSPHRASE) else _TRIES - 1):
+    count = 0 if read_secret(PASSPHRASE) else _TRIES - 1
+    for _ in range(count):
         try:
             return kit.read(file, kit.ask_passphrase(file))
         except kit.PassphraseError as error:
@@ -484,7 +603,9 @@ def open_kit(file: Path) -> "Kit":
     return kit.read(file, kit.ask_passphrase(file))
 
 
-def reconcile_with_kit(given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]) -> str | None:
+def reconcile_with_kit(
+    given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]
+) -> str | None:
     """The value of `what` on the command line or, without one, in the kit.
 
     Raises:
@@ -494,7 +615,10 @@ def reconcile_with_kit(given: str | None, endpoint: "Endpoint", what: Literal["n
         return given
     own: str = getattr(endpoint.kit, what)
     if given not in (None, own):
-        raise UsageError(f"the kit is for {what} {own!r}, not {given!r}", f"leave out --{what}, or take another kit")
+        raise UsageError(
+            f"the kit is for {what} {own!r}, not {given!r}",
+            f"leave out --{what}, or take another kit",
+        )
     return own
 
 
@@ -523,7 +647,9 @@ def interrupted_by_keyboard() -> Iterator[None]:
 
 
 def end_on_signals() -> None:
-    """Let SIGINT and SIGTERM end the command at once: torch's exporter would answer Ctrl-C with a report."""
+    """Let SIGINT and SIGTERM end the command at once:
+    torch's exporter would answer Ctrl-C with a report.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _end_now())
 

@@ -1,4 +1,6 @@
-"""Services of `vfl serve`, and the bundle writers with which `vfl coordinate` and `vfl join` prepare them."""
+"""Services of `vfl serve`, and the bundle writers with which `vfl coordinate` and `vfl join`
+prepare them.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,13 +33,17 @@ def serve(
     threads: int,
     stop: Callable[[], bool],
 ) -> None:
-    """Serve a sensor or the head, by the role of the bundle, until `stop`. Raises EdgeNodeError as the services do."""
+    """Serve a sensor or the head, by the role of the bundle, until `stop`.
+
+    Raises EdgeNodeError as the services do.
+    """
     from edge.vfl.head_service import serve_head
     from edge.vfl.party_bundle import HEAD, read_unverified
     from edge.vfl.party_model import load_head, load_sensor
     from edge.vfl.sensor_service import serve_sensor
 
-    said, kit = read_unverified(bundle), endpoint.kit
+    said = read_unverified(bundle)
+    kit = endpoint.kit
     if kit and (kit.name, kit.federation) != (said.node, said.federation):
         raise UsageError(
             f"{bundle} is of {said.node} in federation {said.federation!r}, "
@@ -49,15 +55,28 @@ def serve(
         if data:
             raise UsageError(f"{bundle} is the head's, which reads no rows", "leave out --data")
         serve_head(
-            bundle, partial(load_head, verifier=verifier, threads=threads), endpoint, memory, output, deadline, stop
+            bundle,
+            partial(load_head, verifier=verifier, threads=threads),
+            endpoint,
+            memory,
+            output,
+            deadline,
+            stop,
         )
     else:
         if data is None:
             raise UsageError(f"{bundle} is a sensor's, whose rows are missing", "write --data FILE")
         if output:
-            raise UsageError(f"{bundle} is a sensor's, which predicts nothing", "leave out --output")
+            raise UsageError(
+                f"{bundle} is a sensor's, which predicts nothing", "leave out --output"
+            )
         serve_sensor(
-            bundle, partial(load_sensor, verifier=verifier, threads=threads), data, endpoint, _make_protection(), stop
+            bundle,
+            partial(load_sensor, verifier=verifier, threads=threads),
+            data,
+            endpoint,
+            _make_protection(),
+            stop,
         )
 
 
@@ -82,11 +101,15 @@ def _signer(kit: "Kit | None") -> "Signer | None":
 
 
 def _verifier(kit: "Kit", memory: Path) -> "Verifier":
-    """A verifier that admits only bundles of the kit's member, and none older than what was served."""
+    """A verifier that admits only bundles of the kit's member,
+    and none older than what was served.
+    """
     from broker_config.security.trust import Trust
     from edge.bundle.verification import Verifier
 
-    trust = Trust(federation=kit.federation, node=kit.name, authority=kit.authority, charter=kit.charter)
+    trust = Trust(
+        federation=kit.federation, node=kit.name, authority=kit.authority, charter=kit.charter
+    )
     return Verifier(trust, memory)
 
 
@@ -102,11 +125,16 @@ def _make_protection() -> "Protect":
 
     secret = token_bytes(32)  # nobody else can draw this noise
 
-    def protect_and_transmit(model: "Manifest", embeddings: "Array", products: Sequence[str]) -> "Array":
+    def protect_and_transmit(
+        model: "Manifest", embeddings: "Array", products: Sequence[str]
+    ) -> "Array":
         hidden = protect(model.privacy, embeddings, secret)
         keys = [generator(model.seed, model.node, model.round, product) for product in products]
         measure = Extent(np.array(model.low), np.array(model.high), model.deviation)
-        sent = [transmit(model.channel, row[None], random, measure) for row, random in zip(hidden, keys, strict=True)]
+        sent = [
+            transmit(model.channel, row[None], random, measure)
+            for row, random in zip(hidden, keys, strict=True)
+        ]
         return np.concatenate(sent)
 
     return protect_and_transmit

@@ -17,7 +17,11 @@ class BrokerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def endpoint(self) -> Endpoint:
         """The broker's endpoint; UsageError when the address or a file cannot be used."""
-        ca, cert, key = (Path(each) if each else None for each in (self.ca, self.cert, self.key))
+        paths = []
+        for each in (self.ca, self.cert, self.key):
+            path = Path(each) if each else None
+            paths.append(path)
+        ca, cert, key = paths
         endpoint = Endpoint.parse(self.url, ca=ca, cert=cert, key=key)
         if endpoint.tls:
             endpoint.tls_context()  # finds unusable files now

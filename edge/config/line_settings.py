@@ -1,4 +1,5 @@
-"""A line's settings: the tables of `edge-node serve --config FILE`; its other keys are the command's options.
+"""A line's settings: the tables of `edge-node serve --config FILE`;
+its other keys are the command's options.
 
 Each kind of source and sink, and each table, has its settings beside what they set.
 """
@@ -27,7 +28,13 @@ from edge.uncertainty import drift as drifting
 from edge.uncertainty import image_retention as keeping
 from edge.uncertainty import uncertainty_check
 
-Source = folder.Settings | mqtt_source.Settings | camera.Settings | opcua_source.Settings | genicam.Settings
+Source = (
+    folder.Settings
+    | mqtt_source.Settings
+    | camera.Settings
+    | opcua_source.Settings
+    | genicam.Settings
+)
 Sink = (
     jsonl.Settings
     | csv.Settings
@@ -69,21 +76,28 @@ _PATHS = ("path", "input", "producer", "ca", "cert", "key", "server_cert")
 
 
 def parse(tables: dict[str, Any], file: Path) -> Settings:
-    """The settings in the tables of a TOML file; UsageError names the table and the key that does not fit."""
+    """The settings in the tables of a TOML file;
+    UsageError names the table and the key that does not fit.
+    """
     if unknown := [name for name in tables if name not in TABLES]:
         raise UsageError(f"{file}: there is no table [{unknown[0]}]", suggest(unknown[0], TABLES))
     try:
         return msgspec.convert(_located(tables, file.parent), Settings)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{file}: {error}", "see docs/line.md for what each table may hold") from error
+        raise UsageError(
+            f"{file}: {error}", "see docs/line.md for what each table may hold"
+        ) from error
 
 
 def load_verdict_settings(file: Path) -> Settings:
-    """The tables of a line's TOML file on which verdicts depend, `[view]` and `[prior]`, the rest left at its default.
+    """The tables of a line's TOML file on which verdicts depend, `[view]` and `[prior]`,
+    the rest left at its default.
 
     UsageError as `options_file.load` and `parse` raise it.
     """
-    return parse({key: table for key, table in load(file).items() if key in ("view", "prior")}, file)
+    return parse(
+        {key: table for key, table in load(file).items() if key in ("view", "prior")}, file
+    )
 
 
 def add_options(
@@ -95,17 +109,23 @@ def add_options(
     cert: Path | None = None,
     key: Path | None = None,
 ) -> Settings:
-    """The settings, and what the command's options add: a watched folder, a file of JSON lines, a broker.
+    """The settings, and what the command's options add: a watched folder,
+    a file of JSON lines, a broker.
 
     Outcomes of a watched folder that have nowhere else to go are written to standard output.
     """
-    sources, sinks = list(settings.sources), list(settings.sinks)
+    sources = list(settings.sources)
+    sinks = list(settings.sinks)
     if watch:
         sources.append(folder.Settings(path=str(watch)))
     if output:
         sinks.append(jsonl.Settings(path=str(output)))
     if url:
-        ca_, cert_, key_ = (str(each) if each else None for each in (ca, cert, key))
+        paths = []
+        for each in (ca, cert, key):
+            path = str(each) if each else None
+            paths.append(path)
+        ca_, cert_, key_ = paths
         sinks.append(mqtt.Settings(url=url, ca=ca_, cert=cert_, key=key_))
     if sources and not sinks:
         sinks.append(jsonl.Settings())
@@ -118,10 +138,12 @@ def _located(value: Any, folder: Path) -> Any:
         return [_located(each, folder) for each in value]
     if not isinstance(value, dict):
         return value
-    return {
-        key: str(folder / each) if key in _PATHS and _names_file(each) else _located(each, folder)
-        for key, each in value.items()
-    }
+    folders = {}
+    for key, each in value.items():
+        folders[key] = (
+            str(folder / each) if key in _PATHS and _names_file(each) else _located(each, folder)
+        )
+    return folders
 
 
 def _names_file(value: Any) -> bool:

@@ -1,4 +1,6 @@
-"""Settings of a connection to an OPC UA server, which sources and sinks share, and that connection (extra `opcua`)."""
+"""Settings of a connection to an OPC UA server, which sources and sinks share,
+and that connection (extra `opcua`).
+"""
 
 import importlib.util
 import logging
@@ -21,7 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class OpcUaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The server's address, who we are there, and the PEM files with which the connection is signed and encrypted."""
+    """The server's address, who we are there, and the PEM files with which the connection is
+    signed and encrypted.
+    """
 
     url: str
     user: str | None = None
@@ -31,24 +35,30 @@ class OpcUaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     server_cert: str | None = None  # the server's own
 
     def check(self, *nodes: str) -> None:
-        """UsageError unless asyncua is installed, and the address, these nodes' ids, secret and files can be used."""
+        """UsageError unless asyncua is installed, and the address, these nodes' ids,
+        secret and files can be used.
+        """
         if importlib.util.find_spec("asyncua") is None:
             raise UsageError(
-                "OPC UA needs asyncua, which is not installed here", "install it: pip install 'edge-node[opcua]'"
+                "OPC UA needs asyncua, which is not installed here",
+                "install it: pip install 'edge-node[opcua]'",
             )
         if not self.url.startswith("opc.tcp://") or "@" in self.url:
             raise UsageError(
                 f"there can be no OPC UA server at {self.url.rpartition('@')[2]!r}",
-                "write opc.tcp://HOST:4840; `user` names the user, `secret` the environment variable of the password",
+                "write opc.tcp://HOST:4840; `user` names the user, `secret` the environment "
+                "variable of the password",
             )
         for node in nodes:
             _check_node(node)
         self._password()
         if self.user and not self.cert:
             _log.warning(
-                "the password of %s may travel in clear to %s; encrypt with cert, key and server_cert",
-                self.user, self.url,
-            )  # fmt: skip
+                "the password of %s may travel in clear to %s; encrypt with cert, key and "
+                "server_cert",
+                self.user,
+                self.url,
+            )
         files = (self.cert, self.key, self.server_cert)
         if any(files) and not all(files):
             raise UsageError(
@@ -59,7 +69,9 @@ class OpcUaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if file:
                 _application_uri(Path(file))
         if self.key and not Path(self.key).is_file():
-            raise UsageError(f"there is no key {self.key}", "name the PEM file of the certificate's private key")
+            raise UsageError(
+                f"there is no key {self.key}", "name the PEM file of the certificate's private key"
+            )
 
     async def connect(self) -> "Client":
         """A session at the server, encrypted by Basic256Sha256 if there are certificates.
@@ -71,17 +83,23 @@ class OpcUaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256  # noqa: PLC0415
         from asyncua.crypto.uacrypto import CertProperties  # noqa: PLC0415
 
-        logging.getLogger("asyncua").setLevel(logging.CRITICAL)  # what matters of it we say ourselves, once
+        # what matters of it we say ourselves, once
+        logging.getLogger("asyncua").setLevel(logging.CRITICAL)
         client = Client(self.url, timeout=_TIMEOUT)
-        client.name, client.session_timeout = "edge-node", _SESSION
+        client.name = "edge-node"
+        client.session_timeout = _SESSION
         if self.user:
             client.set_user(self.user)
             client.set_password(self._password())
         try:
             if self.cert and self.key and self.server_cert:
                 client.application_uri = _application_uri(Path(self.cert))
-                cert, key, server = (CertProperties(each, "pem") for each in (self.cert, self.key, self.server_cert))
-                await client.set_security(SecurityPolicyBasic256Sha256, cert, key, server_certificate=server)
+                cert, key, server = (
+                    CertProperties(each, "pem") for each in (self.cert, self.key, self.server_cert)
+                )
+                await client.set_security(
+                    SecurityPolicyBasic256Sha256, cert, key, server_certificate=server
+                )
             await client.connect()
         except (OSError, ValueError, ua.UaError) as error:
             raise self._explain(error) from error
@@ -91,7 +109,8 @@ class OpcUaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.user and not (self.secret and read_secret(self.secret)):
             variable = self.secret or "secret"
             raise UsageError(
-                f"the OPC UA password of {self.user} is missing: there is no {variable} in the environment",
+                f"the OPC UA password of {self.user} is missing: there is no {variable} in the "
+                "environment",
                 'write secret = "NAME", and set that environment variable to the password',
             )
         return read_secret(self.secret) or "" if self.secret else ""
@@ -101,13 +120,16 @@ class OpcUaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if name in ("BadUserAccessDenied", "BadIdentityTokenRejected", "BadIdentityTokenInvalid"):
             who = f"user {self.user}" if self.user else "a client without a user"
             return EdgeNodeError(
-                f"{self.url} does not let in {who} ({name})", "correct user and password, or admit the user there"
+                f"{self.url} does not let in {who} ({name})",
+                "correct user and password, or admit the user there",
             )
-        if name.startswith(("BadSecurity", "BadCertificate")) or "No matching endpoints" in str(error):
+        if name.startswith(("BadSecurity", "BadCertificate")) or "No matching endpoints" in str(
+            error
+        ):
             return EdgeNodeError(
                 f"{self.url} takes no connection that is secured so: {name}",
-                "let it trust our certificate and offer Basic256Sha256 with SignAndEncrypt, and check server_cert; "
-                "without certificates it must offer None",
+                "let it trust our certificate and offer Basic256Sha256 with SignAndEncrypt, and "
+                "check server_cert; without certificates it must offer None",
             )
         if isinstance(error, OSError):
             return EdgeNodeError(
@@ -127,12 +149,15 @@ def _check_node(node: str) -> None:
         ua.NodeId.from_string(node)
     except ua.UaError as error:
         raise UsageError(
-            f"{node!r} is no OPC UA node id", "write it as the server's browser shows it: ns=2;s=Name or ns=2;i=1001"
+            f"{node!r} is no OPC UA node id",
+            "write it as the server's browser shows it: ns=2;s=Name or ns=2;i=1001",
         ) from error
 
 
 def _application_uri(cert: Path) -> str:
-    """The name of the application for which a certificate was made; the client must give the same."""
+    """The name of the application for which a certificate was made;
+    the client must give the same.
+    """
     try:
         found = x509.load_pem_x509_certificate(cert.read_bytes())
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -140,5 +165,6 @@ def _application_uri(cert: Path) -> str:
     except (OSError, ValueError, x509.ExtensionNotFound, IndexError) as error:
         raise UsageError(
             f"{cert} cannot be used for OPC UA: {error or 'it names no application URI'}",
-            "take a PEM certificate that has the application's URI among its subject alternative names",
+            "take a PEM certificate that has the application's URI among its subject "
+            "alternative names",
         ) from error

@@ -1,7 +1,7 @@
 """A command's options in a TOML file.
 
-What there is to set, and its type, come from the command itself. Keys are the long options without their dashes, and
-the names of arguments. What is typed beats the environment, which beats the file.
+What there is to set, and its type, come from the command itself. Keys are the long options without
+their dashes, and the names of arguments. What is typed beats the environment, which beats the file.
 """
 
 import json
@@ -63,16 +63,22 @@ def _kind(hint: Any) -> type:
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = [each for each in get_args(hint) if each is not type(None)]
     origin = get_origin(hint)
-    return hint if origin is None else list if origin is list else str  # the rest are literals
+    if origin is None:
+        plain: type = hint
+        return plain
+    return list if origin is list else str  # the rest are literals
 
 
 def read(file: Path, context: typer.Context) -> dict[str, Any]:
-    """The options of the context's command in a file, by typer's names. An empty text stands for an option not given.
+    """The options of the context's command in a file, by typer's names.
+
+    An empty text stands for an option not given.
 
     Relative paths start at the file's folder.
 
     Raises:
-        UsageError: the file cannot be read, has a key that the command has not, or a value that does not fit.
+        UsageError: the file cannot be read, has a key that the command has not, or a value that
+            does not fit.
     """
     return options(load(file), file, context)
 
@@ -93,14 +99,17 @@ def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dic
         setting = known[key]
         if not setting.fits(value):
             shown = json.dumps(value, default=str)
-            raise UsageError(f"{file}: {key} = {shown} does not fit", f"write {_WRITTEN[setting.kind]} for {key}")
+            raise UsageError(
+                f"{file}: {key} = {shown} does not fit", f"write {_WRITTEN[setting.kind]} for {key}"
+            )
         if isinstance(value, str) and setting.is_path(value):
             value = str(file.parent / value)  # noqa: PLW2901
         try:
             setting.parameter.process_value(context, value)
         except typer.BadParameter as error:
             raise UsageError(
-                f"{file}: {key} = {json.dumps(value)} cannot be: {error.message}", f"write another {key}"
+                f"{file}: {key} = {json.dumps(value)} cannot be: {error.message}",
+                f"write another {key}",
             ) from error
         values[setting.parameter.name] = value
     return values
@@ -111,10 +120,13 @@ def load(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", "pass another --config FILE") from error
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}", "pass another --config FILE"
+        ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not UTF-8 text ({error})", "save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
-            f"{file} is not TOML: {error}", 'write each option as key = value on a line of its own, texts in "quotes"'
+            f"{file} is not TOML: {error}",
+            'write each option as key = value on a line of its own, texts in "quotes"',
         ) from error

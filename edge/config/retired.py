@@ -1,33 +1,54 @@
-"""Options and commands that former versions had, and what to do without each; whoever gives one is told."""
+"""Options and commands that former versions had, and what to do without each;
+whoever gives one is told.
+"""
 
 from collections.abc import Sequence
 
 from broker_config.protocol.errors import UsageError
 
 _EVERY_FIFTH_ROUND = "leave it out: models are judged after every fifth round, and the last"
-_ONE_ADMINISTRATOR = "leave it out: a federation has one administrator, whose folder stays with a backup"
+_ONE_ADMINISTRATOR = (
+    "leave it out: a federation has one administrator, whose folder stays with a backup"
+)
 
-# Name -> remedy. An option that other commands still have stands behind its command: "audit --seed".
+# Name -> remedy. An option that other commands still have stands behind its command: "audit
+# --seed".
 RETIRED_OPTIONS = {
     "provision --as": _ONE_ADMINISTRATOR,
     "provision --administrator": _ONE_ADMINISTRATOR,
     "provision --register": _ONE_ADMINISTRATOR,
     "audit --seed": "leave it out: the attacks of every audit draw from the same seed",
     "audit --wait": "leave it out: an audit waits ten minutes for a coordinator",
-    "--student": "leave it out: an encoder that changes no verdict is left out without it, and --int8 is faster",
+    "--student": (
+        "leave it out: an encoder that changes no verdict is left out without it, and --int8 "
+        "is faster"
+    ),
     "coordinate --region": "let all plants join this coordinator: one serves several hundred",
-    "provision --bridge": "let all plants join one coordinator, by one broker: they serve several hundred",
-    "coordinate --chunk-size": "leave it out: let the broker pass messages of 262,144 bytes and 1,024 more",
+    "provision --bridge": (
+        "let all plants join one coordinator, by one broker: they serve several hundred"
+    ),
+    "coordinate --chunk-size": (
+        "leave it out: let the broker pass messages of 262,144 bytes and 1,024 more"
+    ),
     "coordinate --evaluate-every": _EVERY_FIFTH_ROUND,
-    "coordinate --min-wait": "leave it out: a round closes once its --quorum is in and nobody who is there is missing",
+    "coordinate --min-wait": (
+        "leave it out: a round closes once its --quorum is in and nobody who is there is missing"
+    ),
     "coordinate --start": "leave it out: so many nodes as --quorum says open the first round",
-    "coordinate --staleness": "leave it out: --quorum closes a round without a slow plant, which gains as much",
+    "coordinate --staleness": (
+        "leave it out: --quorum closes a round without a slow plant, which gains as much"
+    ),
     "simulate --evaluate-every": _EVERY_FIFTH_ROUND,
 }
 RETIRED_COMMANDS = {
     "explain": "read what to do below the message, and docs/troubleshooting.md",
-    "init": "write KEY = VALUE lines into a TOML file for --config; edge-node serve --help names one to copy",
-    "relay": "let all plants join one coordinator (edge-node coordinate): one serves several hundred",
+    "init": (
+        "write KEY = VALUE lines into a TOML file for --config; edge-node serve --help names "
+        "one to copy"
+    ),
+    "relay": (
+        "let all plants join one coordinator (edge-node coordinate): one serves several hundred"
+    ),
 }
 
 
@@ -37,7 +58,9 @@ def find_remedy(command: str, option: str) -> str | None:
 
 
 def refuse_retired(words: Sequence[str]) -> None:
-    """Raise UsageError if the words behind `edge-node` name a retired command, or give it a retired option."""
+    """Raise UsageError if the words behind `edge-node` name a retired command,
+    or give it a retired option.
+    """
     for name, remedy in RETIRED_COMMANDS.items():
         if _begins(words, name.split()):
             raise UsageError(f"there is no command edge-node {name} any more", remedy)

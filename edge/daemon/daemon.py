@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
 
 _ENDED = 0  # no signal: a part of the daemon has ended
-_LAST_RESORT = 40.0  # seconds after a signal, when whatever still runs is ended; systemd would wait for 60
+# seconds after a signal, when whatever still runs is ended; systemd would wait for 60
+_LAST_RESORT = 40.0
 _STORE_TIMEOUT = 2.0  # seconds to wait for a command that uses the store
 
 _log = logging.getLogger(__name__)
@@ -64,16 +65,19 @@ def serve(
     verifier: "Verifier | None" = None,
     read_settings: Callable[[], Settings] | None = None,
 ) -> int:
-    """Serve a bundle that `verifier` admits, or without one the store's active one, until SIGTERM or SIGINT; returns 0.
+    """Serve a bundle that `verifier` admits, or without one the store's active one,
+    until SIGTERM or SIGINT; returns 0.
 
-    It answers over HTTP, and inspects the images of the sources in `settings`. `port` 0 takes a free one; a line
-    `ready URL` on standard error says when and where. SIGHUP has `read_settings` read the settings again; without it,
-    SIGHUP is a SIGTERM. It answers to its addresses, this machine's name and `allow_hosts`.
+    It answers over HTTP, and inspects the images of the sources in `settings`. `port` 0 takes a
+    free one; a line `ready URL` on standard error says when and where. SIGHUP has `read_settings`
+    read the settings again; without it, SIGHUP is a SIGTERM. It answers to its addresses, this
+    machine's name and `allow_hosts`.
 
     Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
     events: asyncio.Queue[int] = asyncio.Queue()
-    signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))  # handled as soon as we are ready
+    # handled as soon as we are ready
+    signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where each thread was
     native_memory.map_large_blocks()
     with contextlib.ExitStack() as closing:
@@ -90,7 +94,9 @@ def serve(
         dispatcher = closing.enter_context(contextlib.closing(Dispatcher(instance, settings.spool)))
         metrics.register(dispatcher.readings)
         recent = RecentInspections(CountingConsumer(metrics, dispatcher))
-        pipeline = Pipeline(model, recent, settings.view, [metrics.observe, rollout, recent.observe], settings.prior)
+        pipeline = Pipeline(
+            model, recent, settings.view, [metrics.observe, rollout, recent.observe], settings.prior
+        )
         closing.enter_context(contextlib.closing(pipeline))
         closing.enter_context(rollout.manage(pipeline))
         if settings.arrival:
@@ -105,10 +111,13 @@ def serve(
         labels = None
         if settings.labels:
             queue = LabelQueue(settings.labels, instance.line, lambda: monitors.retention)
-            labels = closing.enter_context(contextlib.closing(LabelPage(instance.line, pipeline, recent, queue)))
+            labels = closing.enter_context(
+                contextlib.closing(LabelPage(instance.line, pipeline, recent, queue))
+            )
             metrics.register(labels.readings)
         page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift, labels)
-        pages = [*page.routes, *(labels.routes if labels else ())]
+        label_routes = labels.routes if labels else ()
+        pages = [*page.routes, *label_routes]
         app = App(pipeline, metrics, access, pages, Logins(Accounts(instance.state)))
         uvloop.run(_run(app, pipeline, reloader, settings, listener, events, read_settings))
     faulthandler.cancel_dump_traceback_later()
@@ -125,22 +134,28 @@ async def _run(
     read_settings: Callable[[], Settings] | None,
 ) -> None:
     """Serve until a signal, or until a part of the daemon ends or fails; then drain."""
-    manager, stop = ServiceManager(), asyncio.Event()
+    manager = ServiceManager()
+    stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     reloader.on_failure = partial(events.put_nowait, _ENDED)
     await reloader.apply(settings)
     _describe_model(pipeline)
-    server = Server(app, lambda: _announce(listener, manager, status(pipeline, reloader.dispatcher)))
+    server = Server(
+        app, lambda: _announce(listener, manager, status(pipeline, reloader.dispatcher))
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: events.put_nowait(_ENDED))
     watchdog = asyncio.create_task(run_watchdog(pipeline, reloader.dispatcher, manager, stop))
-    reminding = asyncio.create_task(expiry.log_warnings_daily(lambda: pipeline.model.expiry_dates, stop))
+    reminding = asyncio.create_task(
+        expiry.log_warnings_daily(lambda: pipeline.model.expiry_dates, stop)
+    )
 
     while await events.get() == signal.SIGHUP and read_settings:
         await _reload(reloader, manager, read_settings)
 
-    faulthandler.dump_traceback_later(_LAST_RESORT, exit=True)  # a thread that hangs must not keep the process
+    # a thread that hangs must not keep the process
+    faulthandler.dump_traceback_later(_LAST_RESORT, exit=True)
     manager.notify(STOPPING=1)
     pipeline.draining = server.should_exit = True
     stop.set()
@@ -149,7 +164,9 @@ async def _run(
     await asyncio.gather(watchdog, reminding)
 
 
-async def _reload(reloader: Reloader, manager: ServiceManager, read_settings: Callable[[], Settings]) -> None:
+async def _reload(
+    reloader: Reloader, manager: ServiceManager, read_settings: Callable[[], Settings]
+) -> None:
     """Apply the settings as they are now, if they can be used."""
     manager.notify_reloading()
     try:
@@ -165,7 +182,8 @@ def _warn_if_open(listener: socket.socket, access: Access) -> None:
     host, port = listener.getsockname()[:2]
     if not (access.token or ip_address(host).is_loopback):
         _log.warning(
-            "whoever reaches port %s of %s can have images judged, and verdicts sent to all sinks: set %s",
+            "whoever reaches port %s of %s can have images judged, and verdicts sent to all "
+            "sinks: set %s",
             port,
             host,
             HTTP_TOKEN,
@@ -173,7 +191,9 @@ def _warn_if_open(listener: socket.socket, access: Access) -> None:
 
 
 def _describe_model(pipeline: Pipeline) -> None:
-    """Say what joining was worth, and what the bundle's held-out images tell of the model under view and prior."""
+    """Say what joining was worth, and what the bundle's held-out images tell of the model under
+    view and prior.
+    """
     manifest = pipeline.model.manifest
     if manifest.comparison:
         _say(f"{manifest.id}: {manifest.comparison.describe()}")
@@ -186,12 +206,16 @@ def _describe_model(pipeline: Pipeline) -> None:
 
 
 def _say(text: str) -> None:
-    """Say it whatever the log's level, which begins with warnings; names in it come from a bundle."""
+    """Say it whatever the log's level, which begins with warnings;
+    names in it come from a bundle.
+    """
     sys.stderr.write(replace_unprintable(text, keep="") + "\n")
 
 
 def _announce(listener: socket.socket, manager: ServiceManager, state: str) -> None:
     manager.notify(READY=1, STATUS=state)
     host, port = listener.getsockname()[:2]
-    sys.stderr.write(f"ready http://{f'[{host}]' if ':' in host else host}:{port}\n")  # at once: sinks log meanwhile
+    # at once: sinks log meanwhile
+    host_text = f"[{host}]" if ":" in host else host
+    sys.stderr.write(f"ready http://{host_text}:{port}\n")
     sys.stderr.flush()

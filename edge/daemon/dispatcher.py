@@ -1,4 +1,6 @@
-"""Dispatch of a line's outcomes: the outbox, and deliveries to sinks, each replaceable while the others go on."""
+"""Dispatch of a line's outcomes: the outbox, and deliveries to sinks,
+each replaceable while the others go on.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -39,10 +41,13 @@ class Change(NamedTuple):
 
 
 class Dispatcher:
-    """Puts outcomes into the outbox, from which they reach the sinks; without a sink they go nowhere."""
+    """Puts outcomes into the outbox, from which they reach the sinks;
+    without a sink they go nowhere.
+    """
 
     def __init__(self, instance: source_sink_factory.Instance, limits: Limits) -> None:
-        self._instance, self._limits = instance, limits
+        self._instance = instance
+        self._limits = limits
         self._outbox: Outbox | None = None
         self._running: list[_Running] = []
         self._closing = contextlib.ExitStack()
@@ -53,7 +58,9 @@ class Dispatcher:
             self._outbox.put(outcome)
 
     def prepare(self, wanted: Sequence[line_settings.Sink]) -> Change:
-        """Open the sinks that are new; EdgeNodeError, and nothing has changed, when one cannot be."""
+        """Open the sinks that are new; EdgeNodeError, and nothing has changed,
+        when one cannot be.
+        """
         kept, missing, old = source_sink_factory.diff(self._running, wanted)
         new: list[tuple[line_settings.Sink, Sink]] = []
         with contextlib.ExitStack() as undo:
@@ -68,7 +75,8 @@ class Dispatcher:
             names = [each.name for each in kept] + [sink.name for _, sink in new]
             if twice := [name for name in names if names.count(name) > 1]:
                 raise UsageError(
-                    f"two sinks are the same: {twice[0]}", "leave one of them out, of the options or the file"
+                    f"two sinks are the same: {twice[0]}",
+                    "leave one of them out, of the options or the file",
                 )
             undo.pop_all()
         return Change(kept, new, old)
@@ -80,31 +88,47 @@ class Dispatcher:
         self._close_unused()
 
     def apply(self, change: Change) -> None:
-        """Switch to the new sinks, within seconds. Each outcome reaches the old ones, the new ones or both."""
+        """Switch to the new sinks, within seconds.
+
+        Each outcome reaches the old ones, the new ones or both.
+        """
         if not self._outbox:
             return
         names = [each.name for each in change.kept] + [sink.name for _, sink in change.new]
         self._outbox.set_sinks(list(dict.fromkeys([*names, *(each.name for each in change.old)])))
         delivery.stop([each.delivery for each in change.old])
-        self._running = change.kept + [_Running(wanted, Delivery(self._outbox, sink)) for wanted, sink in change.new]
+        self._running = change.kept + [
+            _Running(wanted, Delivery(self._outbox, sink)) for wanted, sink in change.new
+        ]
         self._outbox.set_sinks(names)
         self._close_unused()
 
     def pending(self) -> int:
         """Number of outcomes that the slowest sink has not had yet."""
-        return max((self._outbox.pending(each.name) for each in self._running if self._outbox), default=0)
+        return max(
+            (self._outbox.pending(each.name) for each in self._running if self._outbox), default=0
+        )
 
     def readings(self) -> Iterator[Reading]:
         """Backlog, state and counts of each sink, for Prometheus."""
-        outbox, running = self._outbox, self._running
+        outbox = self._outbox
+        running = self._running
         if outbox is None:
             return
         text = "Outcomes that some receiver never got: it was away for too long"
         yield Reading(CounterMetricFamily, "spool_dropped", text, outbox.dropped)
         for name, each in ((each.name, each.delivery) for each in running):
             labels = {"sink": name}
-            yield Reading(GaugeMetricFamily, "sink_waiting", "Outcomes that wait", outbox.pending(name), labels)
-            yield Reading(GaugeMetricFamily, "sink_up", "1: the receiver takes outcomes", each.up, labels)
+            yield Reading(
+                GaugeMetricFamily,
+                "sink_waiting",
+                "Outcomes that wait",
+                outbox.pending(name),
+                labels,
+            )
+            yield Reading(
+                GaugeMetricFamily, "sink_up", "1: the receiver takes outcomes", each.up, labels
+            )
             text = "Outcomes that the receiver has"
             yield Reading(CounterMetricFamily, "sink_delivered", text, each.delivered, labels)
             text = "Outcomes that the receiver refused"
@@ -120,7 +144,9 @@ class Dispatcher:
 
         line, state = self._instance
         check_name(line, "the line's name")
-        self._outbox = self._closing.enter_context(open_outbox(state / "spool" / line, self._limits))
+        self._outbox = self._closing.enter_context(
+            open_outbox(state / "spool" / line, self._limits)
+        )
 
     def _close_unused(self) -> None:
         """Close an outbox without sinks: it would grow, and nobody would read it."""

@@ -1,4 +1,6 @@
-"""Exit codes of `serve`, after sysexits.h: they tell a service manager which failures a restart cures."""
+"""Exit codes of `serve`, after sysexits.h: they tell a service manager which failures a restart
+cures.
+"""
 
 import contextlib
 import errno
@@ -19,7 +21,8 @@ _BY_CAUSE = {
     errno.EFBIG: os.EX_IOERR,
     errno.EIO: os.EX_IOERR,
 }
-FINAL = (2, os.EX_DATAERR, os.EX_NOINPUT, os.EX_NOPERM, os.EX_CONFIG)  # a restart cures none of these
+# a restart cures none of these
+FINAL = (2, os.EX_DATAERR, os.EX_NOINPUT, os.EX_NOPERM, os.EX_CONFIG)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,6 @@
-"""The line's log: text or JSON lines, to standard error (which journald collects) or to rotating files."""
+"""The line's log: text or JSON lines, to standard error
+(which journald collects) or to rotating files.
+"""
 
 import contextlib
 import logging
@@ -36,13 +38,18 @@ class Log:
     """Configuration of the root logger, until it is closed."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        """UsageError when the file cannot be written. `clock` tells the seconds in which lines are counted."""
+        """UsageError when the file cannot be written.
+
+        `clock` tells the seconds in which lines are counted.
+        """
         self._handler: logging.Handler | None = None
         self._clock = clock
         self.apply(settings)
 
     def apply(self, settings: Settings) -> None:
-        """Log as these settings say, to a file opened anew; UsageError, and no change, when that is impossible."""
+        """Log as these settings say, to a file opened anew; UsageError, and no change,
+        when that is impossible.
+        """
         handler = _RateLimited(_open_handler(settings), self._clock)
         self.settings = settings
         root = logging.getLogger()
@@ -65,7 +72,10 @@ def _open_handler(settings: Settings) -> logging.Handler:
     if settings.path:
         try:
             handler: logging.Handler = _RotatingFile(
-                settings.path, maxBytes=int(settings.megabytes * 1e6), backupCount=settings.backups, encoding="utf-8"
+                settings.path,
+                maxBytes=int(settings.megabytes * 1e6),
+                backupCount=settings.backups,
+                encoding="utf-8",
             )
         except OSError as error:
             raise UsageError(
@@ -126,7 +136,8 @@ class _Text(_Formatter):
         stamp = "" if self._journal else f"{_time(record)} {record.levelname.lower()}: "
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         message = " ".join(record.getMessage().split())
-        return [f"{stamp}{message}{f' ({fields})' if fields else ''}", *_traceback(record)]
+        fields_text = f" ({fields})" if fields else ""
+        return [f"{stamp}{message}{fields_text}", *_traceback(record)]
 
 
 class _JsonLines(_Formatter):
@@ -150,9 +161,13 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The `extra` fields; libraries such as ray mark every record with names that begin with an underscore."""
+    """The `extra` fields; libraries such as ray mark every record with names that begin with an
+    underscore.
+    """
     return {
-        name: value for name, value in record.__dict__.items() if name not in _STANDARD and not name.startswith("_")
+        name: value
+        for name, value in record.__dict__.items()
+        if name not in _STANDARD and not name.startswith("_")
     }
 
 
@@ -171,11 +186,14 @@ class _Window(NamedTuple):
 
 
 class _RateLimited(logging.Handler):
-    """Passes on the first lines from each place in the source in a window, then only the number of further ones."""
+    """Passes on the first lines from each place in the source in a window,
+    then only the number of further ones.
+    """
 
     def __init__(self, to: logging.Handler, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._to, self._clock = to, clock
+        self._to = to
+        self._clock = clock
         self._windows: dict[tuple[str, int], _Window] = {}
 
     def emit(self, record: logging.LogRecord) -> None:

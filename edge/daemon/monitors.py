@@ -1,4 +1,6 @@
-"""Monitors of a line's verdicts, according to its settings: doubts, drift, and the images that are kept."""
+"""Monitors of a line's verdicts, according to its settings: doubts, drift,
+and the images that are kept.
+"""
 
 from collections.abc import Iterator
 
@@ -14,7 +16,9 @@ from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
 
 class Monitors:
-    """Puts its monitors around those that the pipeline has at construction: doubts come first, image retention last."""
+    """Puts its monitors around those that the pipeline has at construction:
+    doubts come first, image retention last.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -36,18 +40,22 @@ class Monitors:
 
     async def apply(self, wanted: Settings, keep: ImageRetention | None) -> None:
         """Switch to these settings for the frames to come."""
-        current, old, drift = self._current, self._keep, self._drift
+        current = self._current
+        old = self._keep
+        drift = self._drift
         if current is None or _drift_basis(current) != _drift_basis(wanted):
             self._drift = (
                 Drift(wanted.drift, UncertaintyCheck(wanted.doubt), self._pipeline.outcomes)
                 if wanted.drift.window
                 else None
             )
-        self._keep, self._current = keep, wanted
+        self._keep = keep
+        self._current = wanted
         before: list[Monitor] = [UncertaintyCheck(wanted.doubt)]
         if self._drift:
             before.append(self._drift)
-        self._pipeline.monitors = (*before, *self._others, *([keep] if keep else []))
+        keeping = [keep] if keep else []
+        self._pipeline.monitors = (*before, *self._others, *keeping)
         if old is not keep or drift is not self._drift:
             await self._pipeline.ping()  # the worker no longer uses them
         if old and old is not keep:
@@ -71,15 +79,23 @@ class Monitors:
             self._keep.close()
 
     def readings(self) -> Iterator[Reading]:
-        """Drift, doubt, lost images, and what the model's held-out images tell of it, for Prometheus."""
-        if found := held_out_performance(self._pipeline.model.manifest, self._pipeline.view, self._pipeline.prior):
+        """Drift, doubt, lost images, and what the model's held-out images tell of it,
+        for Prometheus.
+        """
+        if found := held_out_performance(
+            self._pipeline.model.manifest, self._pipeline.view, self._pipeline.prior
+        ):
             for name, text, share in (
                 (
                     "model_accuracy_ratio",
                     "Share of the model's held-out images that it classifies right",
                     found.accuracy,
                 ),
-                ("model_missed_ratio", "Share of those with a defect that it calls good", found.missed),
+                (
+                    "model_missed_ratio",
+                    "Share of those with a defect that it calls good",
+                    found.missed,
+                ),
                 (
                     "model_false_reject_ratio",
                     "Share of those without a defect that it calls defective",
@@ -91,10 +107,17 @@ class Monitors:
         if drift := self._drift:
             gauge = GaugeMetricFamily
             yield Reading(gauge, "drifted", "1 while there is an alarm about drift", drift.drifted)
-            yield Reading(gauge, "drift_limit_ratio", "How far features have strayed, in control limits", drift.level)
+            yield Reading(
+                gauge,
+                "drift_limit_ratio",
+                "How far features have strayed, in control limits",
+                drift.level,
+            )
             text = "How many more are in doubt than expected, in control limits"
             yield Reading(gauge, "doubt_limit_ratio", text, drift.excess)
-            yield Reading(gauge, "doubtful_ratio", "Share of images in doubt of late", drift.doubtful)
+            yield Reading(
+                gauge, "doubtful_ratio", "Share of images in doubt of late", drift.doubtful
+            )
         if keep := self._keep:
             text = "Images that should have been kept and were not"
             yield Reading(CounterMetricFamily, "images_lost", text, keep.lost)

@@ -27,11 +27,14 @@ PREFIX = "edge_node_"
 # Seconds. A small network takes 1 ms, a fused one 5 to 50, a frame of many tiles a second.
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # no series with the creation time of each counter
+# no series with the creation time of each counter
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Reading(NamedTuple):
-    """A value at the moment at which Prometheus asks; several may share a name, told apart by their labels."""
+    """A value at the moment at which Prometheus asks; several may share a name,
+    told apart by their labels.
+    """
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str  # without PREFIX; a counter only grows
@@ -50,14 +53,22 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._readings: list[Readings] = []
         self._model = Info(f"{PREFIX}model", "The model that is served", registry=self._registry)
-        self._decoding = self._histogram("decoding", "From an image's bytes to the network's pixels")
+        self._decoding = self._histogram(
+            "decoding", "From an image's bytes to the network's pixels"
+        )
         self._inference = self._histogram("inference", "The network, for all tiles of an image")
-        self._judging = self._histogram("judging", "From an image's arrival to its verdict, with all waiting")
-        self._verdicts = self._counter("verdicts", "Images inspected", "source", "label", "defect", "taught", "doubted")
+        self._judging = self._histogram(
+            "judging", "From an image's arrival to its verdict, with all waiting"
+        )
+        self._verdicts = self._counter(
+            "verdicts", "Images inspected", "source", "label", "defect", "taught", "doubted"
+        )
         self._failures = self._counter("failures", "Images that could not be inspected", "source")
         self._notices = self._counter("notices", "What the line said about itself", "kind")
         self._requests = self._counter("http_requests", "HTTP requests answered", "path", "code")
-        self._answering = self._histogram("http_request", "From a request's head to its answer", "path")
+        self._answering = self._histogram(
+            "http_request", "From a request's head to its answer", "path"
+        )
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
 
@@ -76,7 +87,10 @@ class Metrics(Collector):
         """Count an outcome."""
         match outcome:
             case Verdict():
-                flags = (str(flag).lower() for flag in (outcome.defect, outcome.taught, bool(outcome.doubts)))
+                flags = (
+                    str(flag).lower()
+                    for flag in (outcome.defect, outcome.taught, bool(outcome.doubts))
+                )
                 self._verdicts.labels(outcome.source, outcome.label, *flags).inc()
             case Failure():
                 self._failures.labels(outcome.source).inc()
@@ -91,13 +105,17 @@ class Metrics(Collector):
     def exposition(self, model: Model) -> bytes:
         """All metrics as Prometheus reads them."""
         manifest = model.manifest
-        self._model.info({"node": manifest.node, "round": str(manifest.round), "digest": model.digest})
+        self._model.info(
+            {"node": manifest.node, "round": str(manifest.round), "digest": model.digest}
+        )
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Collect every reading."""
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for kind, name, text, value, labels in itertools.chain.from_iterable(read() for read in self._readings):
+        for kind, name, text, value, labels in itertools.chain.from_iterable(
+            read() for read in self._readings
+        ):
             family = families.setdefault(name, kind(PREFIX + name, text, labels=tuple(labels)))
             family.add_metric(tuple(labels.values()), value)
         yield from families.values()

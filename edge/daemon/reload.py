@@ -1,4 +1,6 @@
-"""Reload of a running line's settings: view, prior, monitors, sources, sinks, log; no frame and no outcome is lost."""
+"""Reload of a running line's settings: view, prior, monitors, sources, sinks, log;
+no frame and no outcome is lost.
+"""
 
 import asyncio
 import contextlib
@@ -31,7 +33,9 @@ class _RunningSource(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether it was stopped or has failed; a video that has ended by itself has done what was wanted."""
+        """Whether it was stopped or has failed; a video that has ended by itself has done what
+        was wanted.
+        """
         return self.stop.is_set() or (self.task.done() and self.task.exception() is not None)
 
 
@@ -47,16 +51,21 @@ class Reloader:
         log: Log,
     ) -> None:
         self.dispatcher = dispatcher
-        self._pipeline, self._monitors, self._instance, self._log = pipeline, monitors, instance, log
+        self._pipeline = pipeline
+        self._monitors = monitors
+        self._instance = instance
+        self._log = log
         self._sources: list[_RunningSource] = []
         self._first: Settings | None = None
-        self.on_failure: Callable[[], None] = lambda: None  # called when a source fails for good: that is a bug
+        # called when a source fails for good: that is a bug
+        self.on_failure: Callable[[], None] = lambda: None
 
     async def apply(self, wanted: Settings) -> None:
         """Open what is new, then switch to it; what has not changed goes on undisturbed.
 
-        EdgeNodeError when something cannot be used; all is then as it was. Only a source that has become unusable since
-        the trial opening leaves all the rest as wanted; it is missing until the next reload.
+        EdgeNodeError when something cannot be used; all is then as it was. Only a source that has
+        become unusable since the trial opening leaves all the rest as wanted; it is missing until
+        the next reload.
         """
         check_class_names(wanted.view, wanted.prior, self._pipeline.model.manifest.classes)
         # A trial opening: the old sources have to end before the new ones begin.
@@ -68,25 +77,34 @@ class Reloader:
             undo.callback(self.dispatcher.discard, change)
             self._log.apply(wanted.log)
             undo.pop_all()
-        self._pipeline.view, self._pipeline.prior = wanted.view, wanted.prior
+        self._pipeline.view = wanted.view
+        self._pipeline.prior = wanted.prior
         await self._monitors.apply(wanted, keep)
         await asyncio.to_thread(self.dispatcher.apply, change)
         self._log_fixed(wanted)
         await self._apply_sources(wanted.sources)
 
     async def stop_sources(self) -> None:
-        """End the sources, once their frames are inspected; raises the error with which one of them has failed."""
+        """End the sources, once their frames are inspected;
+        raises the error with which one of them has failed.
+        """
         await _stop(self._sources)
 
     async def _apply_sources(self, wanted: Sequence[line_settings.Source]) -> None:
-        """Open every source that can be, even if another cannot; raises the EdgeNodeError of the first that cannot."""
-        kept, missing, _ = source_sink_factory.diff([each for each in self._sources if not each.is_over], wanted)
+        """Open every source that can be, even if another cannot;
+        raises the EdgeNodeError of the first that cannot.
+        """
+        kept, missing, _ = source_sink_factory.diff(
+            [each for each in self._sources if not each.is_over], wanted
+        )
         await _stop([each for each in self._sources if each not in kept])
         self._sources = kept
         errors = []
         for each in missing:
             try:
-                [source] = await asyncio.to_thread(source_sink_factory.open_sources, [each], self._instance)
+                [source] = await asyncio.to_thread(
+                    source_sink_factory.open_sources, [each], self._instance
+                )
             except EdgeNodeError as error:
                 errors.append(error)
             else:
@@ -97,7 +115,12 @@ class Reloader:
     def _start(self, wanted: line_settings.Source, source: Source) -> _RunningSource:
         stop = asyncio.Event()
         task = asyncio.create_task(run_source(self._pipeline, source, stop))
-        task.add_done_callback(lambda _: self.on_failure() if task.exception() else None)
+
+        def report_failure(ended: asyncio.Task[None]) -> None:
+            if ended.exception():
+                self.on_failure()
+
+        task.add_done_callback(report_failure)
         return _RunningSource(wanted, stop, task)
 
     def _log_fixed(self, wanted: Settings) -> None:

@@ -1,4 +1,6 @@
-"""Installation of a line's service: the access that its settings require, and whether its user has it."""
+"""Installation of a line's service: the access that its settings require,
+and whether its user has it.
+"""
 
 import os
 import pwd
@@ -16,26 +18,43 @@ from edge.config.line_settings import Settings
 from edge.daemon.systemd_unit import Needs
 from edge.sources import camera, folder, genicam, opcua
 
-_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (invisible to the service)
+# Invisible to the service
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108
 
 
-def find_needs(config: Path, given: Mapping[str, Any], settings: Settings, secrets: Mapping[str, str]) -> Needs:
+def find_needs(
+    config: Path, given: Mapping[str, Any], settings: Settings, secrets: Mapping[str, str]
+) -> Needs:
     """The access that `serve` requires with these options (by name) and tables."""
-    reads = [Path(given[name]) for name in ("bundle", "trust", "watch", "ca", "cert", "key") if given[name]]
+    reads = [
+        Path(given[name])
+        for name in ("bundle", "trust", "watch", "ca", "cert", "key")
+        if given[name]
+    ]
     writes = [Path(given["output"])] if given["output"] else []
     for source in settings.sources:
         untouched = isinstance(source, folder.Settings) and source.after == "keep"
-        (reads if untouched else writes).extend(_find_paths(source, ("path",)))
+        folders = reads if untouched else writes
+        (folders).extend(_find_paths(source, ("path",)))
         if isinstance(source, folder.Settings) and source.after.startswith("move:"):
             writes.append(Path(source.path) / source.after.removeprefix("move:"))
-    for table in (getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"):
+    for table in (
+        getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"
+    ):
         writes += _find_paths(table, ("path",))
-    reads += [*_find_paths(settings, ("producer", "ca", "cert", "key", "server_cert")), *_find_video_files(settings)]
+    reads += [
+        *_find_paths(settings, ("producer", "ca", "cert", "key", "server_cert")),
+        *_find_video_files(settings),
+    ]
     memory = [Path(given["memory"])] if given["memory"] else []
+    parents = []
+    for each in writes:
+        parent = each if each.is_dir() else each.parent
+        parents.append(parent)
     return Needs(
         config=config,
         reads=tuple(reads),
-        writes=tuple(dict.fromkeys([*memory, *(each if each.is_dir() else each.parent for each in writes)])),
+        writes=tuple(dict.fromkeys([*memory, *parents])),
         cameras=tuple(_find_cameras(settings)),
         interfaces=any(isinstance(each, genicam.Settings) for each in settings.sources),
         port=given["port"],
@@ -63,7 +82,9 @@ def _find_cameras(settings: Settings) -> Iterator[str]:
         match each:
             case camera.Settings(input=int(number)) | opcua.Settings(input=int(number)):
                 yield f"/dev/video{number}"
-            case camera.Settings(input=str(path)) | opcua.Settings(input=str(path)) if path.startswith("/dev/"):
+            case camera.Settings(input=str(path)) | opcua.Settings(input=str(path)) if (
+                path.startswith("/dev/")
+            ):
                 yield path
             case genicam.Settings():
                 yield "char-usb_device"  # whether it is one, its producer knows
@@ -92,7 +113,8 @@ def check_access(user: str, needs: Needs) -> None:
     except KeyError:
         raise UsageError(
             f"there is no user {user} on this machine",
-            f"make one: useradd --system --shell /usr/sbin/nologin {user}, or name another with --user",
+            f"make one: useradd --system --shell /usr/sbin/nologin {user}, or name another with "
+            "--user",
         ) from None
     command = Path(find_program()[0])
     for path in (command, needs.config, *needs.reads, *needs.writes):
@@ -108,28 +130,40 @@ def check_access(user: str, needs: Needs) -> None:
         _check_permission(account, "write", path)
     for _, file in needs.secrets:
         if not file.is_file():
-            raise UsageError(f"there is no file {file} with a secret", "write it, readable for root alone")
+            raise UsageError(
+                f"there is no file {file} with a secret", "write it, readable for root alone"
+            )
 
 
-def _check_permission(account: pwd.struct_passwd, what: Literal["read", "write"], path: Path) -> None:
-    tests = ["-r" if what == "read" else "-w", *(["-x"] if path.is_dir() else [])]
+def _check_permission(
+    account: pwd.struct_passwd, what: Literal["read", "write"], path: Path
+) -> None:
+    flag = "-r" if what == "read" else "-w"
+    entering = ["-x"] if path.is_dir() else []
+    tests = [flag, *entering]
     if not all(_has_permission(account, each, path) for each in tests):
-        raise UsageError(
-            f"{account.pw_name} may not {what} {path}, or it is not there",
+        remedy = (
             f"make it, and give it to that user: chown -R {account.pw_name}: {path}"
             if what == "write"
-            else "make it, and let that user read it, and enter the folders above it",
+            else "make it, and let that user read it, and enter the folders above it"
         )
+        raise UsageError(f"{account.pw_name} may not {what} {path}, or it is not there", remedy)
 
 
 def _has_permission(account: pwd.struct_passwd, test: str, path: Path) -> bool:
-    """Whether test(1) succeeds on a path as this user: so the kernel decides, access control lists included."""
+    """Whether test(1) succeeds on a path as this user: so the kernel decides,
+    access control lists included.
+    """
     command = ["/usr/bin/test", test, str(path)]
     if os.geteuid() == account.pw_uid:
         return subprocess.run(command, check=False).returncode == 0
     groups = os.getgrouplist(account.pw_name, account.pw_gid)
     try:
-        done = subprocess.run(command, user=account.pw_uid, group=account.pw_gid, extra_groups=groups, check=False)
+        done = subprocess.run(
+            command, user=account.pw_uid, group=account.pw_gid, extra_groups=groups, check=False
+        )
     except PermissionError as error:
-        raise EdgeNodeError(f"only root can find out what {account.pw_name} may do here", "run it with sudo") from error
+        raise EdgeNodeError(
+            f"only root can find out what {account.pw_name} may do here", "run it with sudo"
+        ) from error
     return done.returncode == 0

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Instance(NamedTuple):
-    """One daemon of those on this machine: its line's name, and the folder for what must outlive the process."""
+    """One daemon of those on this machine: its line's name,
+    and the folder for what must outlive the process.
+    """
 
     line: str
     state: Path
@@ -46,7 +48,9 @@ def _open_source(wanted: line_settings.Source, instance: Instance) -> Source:
         case folder.Settings():
             return folder.Folder(wanted, _checkpoint(instance, folder.source_name(wanted)))
         case mqtt_source.Settings():
-            return mqtt_source.Mqtt(wanted, instance.line, _checkpoint(instance, mqtt_source.source_name(wanted)))
+            return mqtt_source.Mqtt(
+                wanted, instance.line, _checkpoint(instance, mqtt_source.source_name(wanted))
+            )
         case camera.Settings():
             return camera.Video(wanted)
         case opcua_source.Settings():
@@ -56,7 +60,8 @@ def _open_source(wanted: line_settings.Source, instance: Instance) -> Source:
 
 
 def _checkpoint(instance: Instance, source: str) -> "SourceCheckpoint":
-    from edge.sources.source_checkpoint import SourceCheckpoint  # noqa: PLC0415  (only some sources need SQLite)
+    # Only some sources need SQLite
+    from edge.sources.source_checkpoint import SourceCheckpoint  # noqa: PLC0415
 
     return SourceCheckpoint(instance.state, source)
 
@@ -77,7 +82,9 @@ def open_sink(wanted: line_settings.Sink, instance: Instance, outbox: "Outbox") 
         case mqtt.Settings():
             return mqtt.Mqtt(mqtt.broker(wanted, instance.line, outbox.id), outbox.contains)
         case homeassistant.Settings():
-            return homeassistant.HomeAssistant(mqtt.broker(wanted, instance.line, outbox.id), wanted.prefix)
+            return homeassistant.HomeAssistant(
+                mqtt.broker(wanted, instance.line, outbox.id), wanted.prefix
+            )
         case webhook.Settings():
             return webhook.Webhook(wanted)
         case opcua.Settings():
@@ -89,10 +96,16 @@ def open_sink(wanted: line_settings.Sink, instance: Instance, outbox: "Outbox") 
 
 
 def open_bundle_receiver(
-    wanted: bundle_messages.Settings, instance: Instance, rollout: "Rollout", verifier: "Verifier | None"
+    wanted: bundle_messages.Settings,
+    instance: Instance,
+    rollout: "Rollout",
+    verifier: "Verifier | None",
 ) -> "BundleReceiver":
-    """The receiver of bundles from the plant's broker; UsageError when the settings or a missing verifier forbid it."""
-    from edge.registry.bundle_receiver import BundleReceiver  # noqa: PLC0415  (only loaded where it is used)
+    """The receiver of bundles from the plant's broker;
+    UsageError when the settings or a missing verifier forbid it.
+    """
+    # Only loaded where it is used
+    from edge.registry.bundle_receiver import BundleReceiver  # noqa: PLC0415
 
     return BundleReceiver(wanted, instance.line, rollout, verifier)
 
@@ -110,8 +123,12 @@ W = TypeVar("W")
 
 
 def diff(current: Sequence[P], wanted: Sequence[W]) -> tuple[list[P], list[W], list[P]]:
-    """Which current parts stay, which settings have no part yet, and which parts are no longer wanted."""
-    old, kept, missing = list(current), [], []
+    """Which current parts stay, which settings have no part yet,
+    and which parts are no longer wanted.
+    """
+    old = list(current)
+    kept = []
+    missing = []
     for each in wanted:
         found = next((part for part in old if part.wanted == each), None)
         if found is None:

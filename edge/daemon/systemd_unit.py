@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from edge.daemon.exit_codes import FINAL
 
-# A sandbox: whatever is not named here is read-only or invisible. ProcSubset=pid is missing on purpose: onnxruntime
-# reads /proc/cpuinfo on ARM.
+# A sandbox: whatever is not named here is read-only or invisible. ProcSubset=pid is missing on
+# purpose: onnxruntime reads /proc/cpuinfo on ARM.
 _UNIT = string.Template("""\
 # Written by edge-node install-service; run that again after changing paths, the port or cameras in
 # $config. For other changes there: systemctl reload $name
@@ -69,7 +69,9 @@ WantedBy=multi-user.target
 
 
 class Needs(NamedTuple):
-    """Files, devices and ports that a line's service must have access to, according to its settings."""
+    """Files, devices and ports that a line's service must have access to,
+    according to its settings.
+    """
 
     config: Path
     reads: tuple[Path, ...]  # files and folders, the bundle among them
@@ -77,7 +79,8 @@ class Needs(NamedTuple):
     cameras: tuple[str, ...]  # device files, or classes of them
     interfaces: bool  # the list of network interfaces, in which cameras are looked for
     port: int
-    secrets: tuple[tuple[str, Path], ...]  # name of the environment variable, and the file that holds its value
+    # name of the environment variable, and the file that holds its value
+    secrets: tuple[tuple[str, Path], ...]
 
 
 def compose(name: str, user: str, program: tuple[str, ...], needs: Needs) -> str:
@@ -113,7 +116,10 @@ def _access_directives(name: str, needs: Needs) -> list[str]:
     if needs.interfaces:
         lines.append("RestrictAddressFamilies=AF_NETLINK")
     if 0 < needs.port < 1024:
-        lines += [f"{each}=CAP_NET_BIND_SERVICE" for each in ("CapabilityBoundingSet", "AmbientCapabilities")]
+        lines += [
+            f"{each}=CAP_NET_BIND_SERVICE"
+            for each in ("CapabilityBoundingSet", "AmbientCapabilities")
+        ]
     else:
         lines += ["CapabilityBoundingSet=", "PrivateUsers=yes"]
     return lines

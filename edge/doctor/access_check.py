@@ -1,4 +1,6 @@
-"""Checks of the broker's access list: that it allows what we need, and nothing that only others should do."""
+"""Checks of the broker's access list: that it allows what we need,
+and nothing that only others should do.
+"""
 
 import tempfile
 import time
@@ -15,7 +17,8 @@ from edge.doctor.probe import CheckContext, LostError, ProbeConnection, Result
 
 _OTHER = "somebody-else"  # a node's name
 _LIST = "'Topics' in docs/protocol.md has the whole access list (mosquitto: acl_file)"
-_PATIENCE = 0.3  # seconds that a message may take to come back, plus five times the time for an acknowledgement
+# seconds that a message may take to come back, plus five times the time for an acknowledgement
+_PATIENCE = 0.3
 _PLAIN = 2.0  # seconds that a broker may take to answer at the port for MQTT without TLS
 _SILENT = "MQTT 3.1.1 does not say"
 Answer = Literal["yes", "no", "unknown"]
@@ -24,14 +27,17 @@ Answer = Literal["yes", "no", "unknown"]
 def access(context: CheckContext) -> Result:
     """Whether we may write and read what our role requires."""
     needed = rights(context.name, context.federation)
-    writes, reads = _topics_in_use(context, needed.writes), _topics_in_use(context, needed.reads)
+    writes = _topics_in_use(context, needed.writes)
+    reads = _topics_in_use(context, needed.reads)
     written = _try_writing(context, writes)
     unwritten = [topic for topic, answer in written.items() if answer == "no"]
     with context.connection("access") as connection:
         unread = connection.subscribe(*reads)
         if context.topic in writes and context.topic not in (*unwritten, *unread):
             connection.publish(context.topic, b"echo")
-            context.echoes = connection.wait_for(lambda each: each[:2] == (context.topic, b"echo")) is not None
+            context.echoes = (
+                connection.wait_for(lambda each: each[:2] == (context.topic, b"echo")) is not None
+            )
             unread += [] if context.echoes else [context.topic]
     refused = [
         f"{verb} {', '.join(map(_topic_kind, denied))}"
@@ -42,40 +48,55 @@ def access(context: CheckContext) -> Result:
         return Result(
             "failure",
             f"{context.name} may not {'; nor '.join(refused)}",
-            f"let it, in federation {context.federation!r} as in others, or say with --as which node this is; {_LIST}",
+            f"let it, in federation {context.federation!r} as in others, or say with --as which "
+            f"node this is; {_LIST}",
         )
     unknown = [_topic_kind(topic) for topic, answer in written.items() if answer == "unknown"]
     text = f"{context.name} may write and read its topics"
-    return Result("ok", text + (f"; as to {', '.join(unknown)}, {_SILENT}" if unknown else ""))
+    silent_text = f"; as to {', '.join(unknown)}, {_SILENT}" if unknown else ""
+    return Result("ok", text + silent_text)
 
 
 def protection(context: CheckContext) -> Result:
     """Whether we could impersonate others, and whether strangers are admitted."""
     foreign = _foreign_topics(context.federation, context.name)
-    answers = {who: _try_writing(context, _topics_in_use(context, theirs)) for who, theirs in foreign.items()}
-    found = [
-        f"{context.name} may write what only {who} should: {', '.join(open_)}"
-        for who, written in answers.items()
-        if (open_ := [_topic_kind(topic) for topic, answer in written.items() if answer == "yes"])
-    ]
+    answers = {
+        who: _try_writing(context, _topics_in_use(context, theirs))
+        for who, theirs in foreign.items()
+    }
+    found = []
+    for who, written in answers.items():
+        if open_ := [_topic_kind(topic) for topic, answer in written.items() if answer == "yes"]:
+            found.append(f"{context.name} may write what only {who} should: {', '.join(open_)}")
     remedies = [f"give each only its own topics; {_LIST}"] if found else []
     if _admits_strangers(context):
         found.insert(0, "anybody is admitted, without user name and certificate")
         remedies.insert(
-            0, "admit nobody unknown (mosquitto: allow_anonymous false, with password_file or require_certificate true)"
+            0,
+            "admit nobody unknown (mosquitto: allow_anonymous false, with password_file or "
+            "require_certificate true)",
         )
     if _offers_plain_mqtt(context):
-        found.append(f"port {PORTS['mqtt']} speaks MQTT without TLS: passwords and models may travel readable")
+        found.append(
+            f"port {PORTS['mqtt']} speaks MQTT without TLS: passwords and models may travel "
+            "readable"
+        )
         remedies.append(f"close it (mosquitto: no listener {PORTS['mqtt']})")
     if found:
         return Result("warning", "; ".join(found), "; ".join(remedies))
     if any("unknown" in written.values() for written in answers.values()):
-        return Result("unknown", f"strangers are not admitted; whether others' topics are closed: {_SILENT}")
-    return Result("ok", f"strangers are not admitted, and others' topics are closed to {context.name}")
+        return Result(
+            "unknown", f"strangers are not admitted; whether others' topics are closed: {_SILENT}"
+        )
+    return Result(
+        "ok", f"strangers are not admitted, and others' topics are closed to {context.name}"
+    )
 
 
 def _topics_in_use(context: CheckContext, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The topics that federations on this broker use: those of vertical ones only where one is announced."""
+    """The topics that federations on this broker use:
+    those of vertical ones only where one is announced.
+    """
     return tuple(topic for topic in wanted if context.vfl_specs or not topics.is_vfl(topic))
 
 
@@ -86,7 +107,9 @@ def _foreign_topics(federation: str, name: str) -> dict[str, tuple[str, ...]]:
 
 
 def _try_writing(context: CheckContext, wanted: tuple[str, ...]) -> dict[str, Answer]:
-    """Whether we may write each topic: an empty message is published, which comes back, or an MQTT 5 broker says so."""
+    """Whether we may write each topic: an empty message is published, which comes back,
+    or an MQTT 5 broker says so.
+    """
     answers: dict[str, Answer] = {}
     for topic in (each.replace("+", _OTHER) for each in wanted):
         try:
@@ -110,11 +133,15 @@ def _try_publishing(context: CheckContext, connection: ProbeConnection, topic: s
 
 def _admits_strangers(context: CheckContext) -> bool:
     """Whether the broker admits a client without credentials."""
-    known, kit = context.endpoint, context.endpoint.kit
+    known = context.endpoint
+    kit = context.endpoint.kit
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as ca:
-        ca.write(kit.ca if kit else "")
+        ca_or_empty = kit.ca if kit else ""
+        ca.write(ca_or_empty)
         ca.flush()
-        nobody = replace(known, username=None, password=None, cert=None, key=None, kit=None, signer=None)
+        nobody = replace(
+            known, username=None, password=None, cert=None, key=None, kit=None, signer=None
+        )
         stranger = replace(nobody, ca=Path(ca.name)) if kit else nobody
         if stranger == known:
             return True
@@ -141,6 +168,8 @@ def _offers_plain_mqtt(context: CheckContext) -> bool:
 
 
 def _topic_kind(topic: str) -> str:
-    """The topic's kind: `spec`, `round`, `presence`, `up`, `want`, `chunks`, `opened`, `embeddings` and so on."""
+    """The topic's kind: `spec`, `round`, `presence`, `up`, `want`, `chunks`,
+    `opened`, `embeddings` and so on.
+    """
     levels = topic.split("/")
     return levels[5] if len(levels) > 5 else levels[-1]

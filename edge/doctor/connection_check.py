@@ -1,4 +1,6 @@
-"""Checks on the way into the broker: address, port, certificates, login, version, charter, announced federations."""
+"""Checks on the way into the broker: address, port, certificates, login, version,
+charter, announced federations.
+"""
 
 import ipaddress
 import socket
@@ -45,7 +47,9 @@ def connection(context: CheckContext) -> Result:
         took = time.perf_counter() - started
         peer = sock.getpeername()
     figures = {"milliseconds": _milliseconds(took)}
-    return Result("ok", f"{peer[0]}, port {peer[1]}, answers in {_milliseconds(took):g} ms", figures=figures)
+    return Result(
+        "ok", f"{peer[0]}, port {peer[1]}, answers in {_milliseconds(took):g} ms", figures=figures
+    )
 
 
 def encryption(context: CheckContext) -> Result:
@@ -54,7 +58,9 @@ def encryption(context: CheckContext) -> Result:
     if not endpoint.tls:
         if _is_local(context):
             return Result("ok", "none; nothing leaves this machine")
-        secret = "the password, messages and tensors" if endpoint.password else "messages and tensors"
+        secret = (
+            "the password, messages and tensors" if endpoint.password else "messages and tensors"
+        )
         return Result(
             "warning",
             f"none: {secret} travel readable",
@@ -62,7 +68,10 @@ def encryption(context: CheckContext) -> Result:
         )
     tls = endpoint.tls_context()
     try:
-        with _connect(context) as sock, tls.wrap_socket(sock, server_hostname=endpoint.host) as secure:
+        with (
+            _connect(context) as sock,
+            tls.wrap_socket(sock, server_hostname=endpoint.host) as secure,
+        ):
             certificate = secure.getpeercert() or {}  # empty only without verification
             version = secure.version()
     except ssl.SSLCertVerificationError as error:
@@ -79,11 +88,15 @@ def encryption(context: CheckContext) -> Result:
 def certificate(context: CheckContext) -> Result:
     """How long the certificate in our kit is valid."""
     kit = _kit(context)
-    return _expiry_result(f"that of {kit.name} in federation {kit.federation}", kit.expires(), _RENEW_KIT)
+    return _expiry_result(
+        f"that of {kit.name} in federation {kit.federation}", kit.expires(), _RENEW_KIT
+    )
 
 
 def charter(context: CheckContext) -> Result:
-    """Whether the charter in our kit is valid and lists us; later checks verify specs against it."""
+    """Whether the charter in our kit is valid and lists us;
+    later checks verify specs against it.
+    """
     signer = MessageSigner(_kit(context))
     context.endpoint = replace(context.endpoint, signer=signer)
     members = signer.members
@@ -101,7 +114,8 @@ def _expiry_result(text: str, end: datetime, remedy: str) -> Result:
     if end < now:
         outcome = "failure"
     figures = {"days_left": round(left.total_seconds() / 86_400, 1)}
-    return Result(outcome, f"{text}, {format_expiry(end, now)}", "" if outcome == "ok" else remedy, figures)
+    remedy_or_empty = "" if outcome == "ok" else remedy
+    return Result(outcome, f"{text}, {format_expiry(end, now)}", remedy_or_empty, figures)
 
 
 def _kit(context: CheckContext) -> Kit:
@@ -121,21 +135,33 @@ def login(context: CheckContext) -> Result:
 
 
 def version(context: CheckContext) -> Result:
-    """The broker's MQTT version, the features that it lacks, and its product name if it publishes one."""
+    """The broker's MQTT version, the features that it lacks,
+    and its product name if it publishes one.
+    """
     with context.connection("version") as connection:
         connection.subscribe(PRODUCT)
         product = connection.wait_for(lambda each: each.topic == PRODUCT, PRODUCT_WAIT)
-        lacks = [what for what, name in (("QoS 1", "MaximumQoS"), ("wildcards", "WildcardSubscriptionAvailable"))
-                 if connection.offered(name) == 0]  # fmt: skip
-    text = f"MQTT {'5' if context.speaks_5 else '3.1.1'}"
+        lacks = [
+            what
+            for what, name in (
+                ("QoS 1", "MaximumQoS"),
+                ("wildcards", "WildcardSubscriptionAvailable"),
+            )
+            if connection.offered(name) == 0
+        ]
+    version_text = "5" if context.speaks_5 else "3.1.1"
+    text = f"MQTT {version_text}"
     text += f", {product.payload.decode(errors='replace')}" if product else ""
     if lacks:
-        return Result("failure", f"{text}, without {' and '.join(lacks)}", "allow it (mosquitto: max_qos 2)")
+        return Result(
+            "failure", f"{text}, without {' and '.join(lacks)}", "allow it (mosquitto: max_qos 2)"
+        )
     if not context.speaks_5:
         return Result(
             "warning",
             f"{text}: it tells neither its limits nor why it drops a message",
-            "use a broker that speaks MQTT 5, such as mosquitto 2; else heed the checks of packets and access here",
+            "use a broker that speaks MQTT 5, such as mosquitto 2; else heed the checks of "
+            "packets and access here",
         )
     return Result("ok", text)
 
@@ -143,9 +169,13 @@ def version(context: CheckContext) -> Result:
 def federations(context: CheckContext) -> Result:
     """Federations announced on this broker: other checks compare with what they need."""
     if context.endpoint.kit and not context.endpoint.signer:
-        return Result("unknown", "none can be checked without a charter that holds", "see the check charter")
+        return Result(
+            "unknown", "none can be checked without a charter that holds", "see the check charter"
+        )
     unreadable = []
-    for topic, payload in read_retained(context.endpoint, [topics.spec("+")], wait=min(2.0, context.timeout)).items():
+    for topic, payload in read_retained(
+        context.endpoint, [topics.spec("+")], wait=min(2.0, context.timeout)
+    ).items():
         try:
             message = decode(payload, Message)
         except DecodeError:
@@ -165,14 +195,20 @@ def federations(context: CheckContext) -> Result:
             "install the coordinator's version of edge-node here",
         )
     text = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in context.specs]
-    text += [f"{each.federation} ({pluralize(len(each.sensors), 'sensor')})" for each in context.vfl_specs]
+    text += [
+        f"{each.federation} ({pluralize(len(each.sensors), 'sensor')})"
+        for each in context.vfl_specs
+    ]
     largest = f"; a model is {context.model_bytes / 1e6:.1f} MB at most" if context.specs else ""
-    return Result("ok", ", ".join(text) + largest if text else "none is announced here yet")
+    announced = ", ".join(text) + largest if text else "none is announced here yet"
+    return Result("ok", announced)
 
 
 def _connect(context: CheckContext) -> socket.socket:
     try:
-        return socket.create_connection((context.endpoint.host, context.endpoint.port), context.timeout)
+        return socket.create_connection(
+            (context.endpoint.host, context.endpoint.port), context.timeout
+        )
     except OSError as error:
         raise unreachable_error(context.endpoint, error, context.timeout) from None
 

@@ -13,46 +13,62 @@ import time
 from pathlib import Path
 
 from broker_config.protocol import topics
-from edge.doctor.probe import CheckContext, Result
+from edge.doctor.probe import CheckContext, Outcome, Result
 
 PACKAGES = ("broker_config", "edge", "export", "trainer")
 ROOT = Path(__file__).parent.parent.parent
 ROOM_LEFT = 1 << 30  # bytes that should be free if no model is known
-COPIES = 20  # of the model in a node's folder at most: its own, the received one, optimiser state, exports
+# of the model in a node's folder at most: its own, the received one, optimiser state, exports
+COPIES = 20
 SYNCS = 10
 SLOW_SYNC = 0.1  # seconds
 
 
 def clock(context: CheckContext) -> Result:  # noqa: ARG001  (the signature of a check)
     """Whether this machine's clock is plausible and synchronised."""
-    now, installed = time.time(), Path(__file__).stat().st_mtime
+    now = time.time()
+    installed = Path(__file__).stat().st_mtime
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < installed:
         return Result(
-            "warning", f"it shows {shown}, which is before edge-node was installed", "set it: timedatectl set-ntp true"
+            "warning",
+            f"it shows {shown}, which is before edge-node was installed",
+            "set it: timedatectl set-ntp true",
         )
     match _clock_synchronised():
         case "yes":
             return Result("ok", f"{shown}, kept right by a time service")
         case "no":
             return Result(
-                "warning", f"{shown}, which no time service keeps right", "switch one on: timedatectl set-ntp true"
+                "warning",
+                f"{shown}, which no time service keeps right",
+                "switch one on: timedatectl set-ntp true",
             )
-    return Result("unknown", f"{shown}; whether that is right cannot be known here, and MQTT carries no time")
+    return Result(
+        "unknown", f"{shown}; whether that is right cannot be known here, and MQTT carries no time"
+    )
 
 
 def _clock_synchronised() -> str:
     """The answer of systemd: `yes`, `no`, or an empty string where there is no systemd."""
     command = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def disk(context: CheckContext) -> Result:
-    """Whether the state folder is writable, fast, and has room for the federations on this broker."""
-    folder = next(each for each in (context.state.absolute(), *context.state.absolute().parents) if each.is_dir())
+    """Whether the state folder is writable, fast,
+    and has room for the federations on this broker.
+    """
+    folder = next(
+        each
+        for each in (context.state.absolute(), *context.state.absolute().parents)
+        if each.is_dir()
+    )
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="edge-node-doctor-") as scratch:
             times = [_time_sync(Path(scratch)) for _ in range(SYNCS)]
@@ -63,17 +79,25 @@ def disk(context: CheckContext) -> Result:
             f"{folder} cannot be written: {error.strerror}",
             "make it writable for this user, or name another with --state",
         )
-    free, sync = shutil.disk_usage(folder).free, statistics.median(times)
+    free = shutil.disk_usage(folder).free
+    sync = statistics.median(times)
     figures: dict[str, float] = {"free_bytes": free, "sync_milliseconds": round(sync * 1e3, 2)}
     text = f"{folder}: {free / 1e9:.1f} GB free, a write is safe after {sync * 1e3:.1f} ms"
     if not has_wal:
-        return Result("failure", f"{text}; SQLite cannot keep its journal there", "take a local disk", figures)
+        return Result(
+            "failure", f"{text}; SQLite cannot keep its journal there", "take a local disk", figures
+        )
     needed = _needed_bytes(context)
     if needed:
         figures["needed_bytes"] = needed
     if free < (needed or ROOM_LEFT):
-        text += f"; the federation here needs {needed / 1e9:.2f} GB" if needed else "; a federation may need more"
-        return Result("failure" if needed else "warning", text, "free some space, or move --state", figures)
+        text += (
+            f"; the federation here needs {needed / 1e9:.2f} GB"
+            if needed
+            else "; a federation may need more"
+        )
+        outcome: Outcome = "failure" if needed else "warning"
+        return Result(outcome, text, "free some space, or move --state", figures)
     if sync > SLOW_SYNC:
         return Result("warning", text, "expect slow rounds: prefer an SSD to an SD card", figures)
     return Result("ok", text, figures=figures)
@@ -107,7 +131,8 @@ def _needed_bytes(context: CheckContext) -> int:
     if not context.specs:
         return 0
     nodes = max(spec.nodes for spec in context.specs)
-    copies = nodes + 2 if context.name == topics.COORDINATOR else COPIES  # contributions, this broadcast and the next
+    # contributions, this broadcast and the next
+    copies = nodes + 2 if context.name == topics.COORDINATOR else COPIES
     return copies * context.model_bytes
 
 
@@ -115,21 +140,30 @@ def python(context: CheckContext) -> Result:  # noqa: ARG001
     """Whether Python finds our packages under their names, and which kind of install this is."""
     foreign = {room: where for room in PACKAGES if (where := _location_of(room)) != ROOT / room}
     version = ".".join(map(str, sys.version_info[:3]))
-    text = f"Python {version}, edge-node {importlib.metadata.version('edge-node')}, {_torch_version()}"
+    text = (
+        f"Python {version}, edge-node {importlib.metadata.version('edge-node')}, {_torch_version()}"
+    )
     if foreign:
         which = "; ".join(f"{room} is {where or 'missing'}" for room, where in foreign.items())
         return Result(
             "failure",
             f"{text}; {which}, not edge-node's",
-            "another package has the same import name: give edge-node an environment of its own (python3 -m venv)",
+            "another package has the same import name: give edge-node an environment of its own "
+            "(python3 -m venv)",
         )
     owners = importlib.metadata.packages_distributions()
-    others = {f"{each} ({room})" for room in PACKAGES for each in owners.get(room, []) if each != "edge-node"}
+    others = set()
+    for room in PACKAGES:
+        for each in owners.get(room, []):
+            if each != "edge-node":
+                others.add(f"{each} ({room})")
     if others:
         return Result(
             "warning",
-            f"{text}; these packages have import names of edge-node's too: {', '.join(sorted(others))}",
-            "uninstall them, then install edge-node again: their files may have replaced some of ours",
+            f"{text}; these packages have import names of edge-node's too: "
+            f"{', '.join(sorted(others))}",
+            "uninstall them, then install edge-node again: their files may have replaced some "
+            "of ours",
         )
     return Result("ok", text)
 

@@ -1,4 +1,6 @@
-"""Parts that all checks share: their context, their result, and a connection that acts only when told to."""
+"""Parts that all checks share: their context, their result,
+and a connection that acts only when told to.
+"""
 
 import os
 import secrets
@@ -34,7 +36,10 @@ SESSION = 120  # seconds: if we are killed, an MQTT 5 broker drops the session a
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a check found, and the remedy if it is a problem. `figures` are for machines, with the unit in the name."""
+    """What a check found, and the remedy if it is a problem.
+
+    `figures` are for machines, with the unit in the name.
+    """
 
     outcome: Outcome
     found: str
@@ -60,8 +65,8 @@ class ReceivedMessage(NamedTuple):
 class ProbeConnection:
     """A connection of `client_id`; the broker keeps its session for `session` seconds.
 
-    Messages are acknowledged at once, unless `holds`. Calls wait for the broker `timeout` seconds at most and raise
-    LostError if the connection ends.
+    Messages are acknowledged at once, unless `holds`. Calls wait for the broker `timeout` seconds
+    at most and raise LostError if the connection ends.
     """
 
     def __init__(
@@ -78,8 +83,12 @@ class ProbeConnection:
     ):
         self.resumed = False  # whether the broker had a session of this client
         self.answer: Properties | None = None  # properties that the broker announced (MQTT 5)
-        self._endpoint, self._timeout, self._keepalive = endpoint, timeout, keepalive
-        self._version, self._session, self._holds = version, session, holds
+        self._endpoint = endpoint
+        self._timeout = timeout
+        self._keepalive = keepalive
+        self._version = version
+        self._session = session
+        self._holds = holds
         self._received: list[ReceivedMessage] = []
         self._acknowledged: dict[int, ReasonCode] = {}
         self._granted: dict[int, list[ReasonCode]] = {}
@@ -90,7 +99,8 @@ class ProbeConnection:
         client.manual_ack_set(True)
         client.username_pw_set(endpoint.username, endpoint.password)
         if will:
-            client.will_set(*will, qos=1)  # not retained: it may be published after we have tidied up
+            # not retained: it may be published after we have tidied up
+            client.will_set(*will, qos=1)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
@@ -123,7 +133,11 @@ class ProbeConnection:
             raise LostError(self._lost)
         if not self._wait(lambda: mid in self._granted):
             return list(topics)
-        return [topic for topic, reason in zip(topics, self._granted[mid], strict=True) if reason.is_failure]
+        return [
+            topic
+            for topic, reason in zip(topics, self._granted[mid], strict=True)
+            if reason.is_failure
+        ]
 
     def send(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> int:
         """Send a message without waiting; return its number."""
@@ -144,7 +158,9 @@ class ProbeConnection:
     def wait_for(
         self, is_meant: Callable[[ReceivedMessage], bool], timeout: float | None = None
     ) -> ReceivedMessage | None:
-        """Return the first message for which `is_meant` holds, as soon as it arrives; None after the timeout."""
+        """Return the first message for which `is_meant` holds, as soon as it arrives;
+        None after the timeout.
+        """
 
         def first() -> ReceivedMessage | None:
             return next((each for each in self._received if is_meant(each)), None)
@@ -175,7 +191,10 @@ class ProbeConnection:
         self._client.loop_stop()
 
     def close(self) -> None:
-        """Disconnect, and break the connection if the broker does not react. A session stays on the broker."""
+        """Disconnect, and break the connection if the broker does not react.
+
+        A session stays on the broker.
+        """
         self._client.disconnect()
         with self._news:
             self._news.wait_for(lambda: self._lost, self._timeout)
@@ -189,7 +208,8 @@ class ProbeConnection:
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         with self._news:
-            self._news.wait_for(lambda: condition() or self._lost, self._timeout if timeout is None else timeout)
+            chosen_timeout = self._timeout if timeout is None else timeout
+            self._news.wait_for(lambda: condition() or self._lost, chosen_timeout)
             if condition():
                 return True
             if self._lost:
@@ -204,15 +224,23 @@ class ProbeConnection:
         reason: ReasonCode,
         properties: Properties | None,
     ) -> None:
-        self.resumed, self.answer = flags.session_present, properties
+        self.resumed = flags.session_present
+        self.answer = properties
         self._client.answer = reason.getName()
 
     def _on_disconnect(
-        self, client: paho.Client, _data: object, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: object
+        self,
+        client: paho.Client,
+        _data: object,
+        flags: paho.DisconnectFlags,
+        reason: ReasonCode,
+        _properties: object,
     ) -> None:
         client.disconnect()  # else paho would connect again
         with self._news:
-            self._lost = str(reason).lower() if flags.is_disconnect_packet_from_server else "without a word"
+            self._lost = (
+                str(reason).lower() if flags.is_disconnect_packet_from_server else "without a word"
+            )
             self._news.notify_all()
 
     def _on_message(self, client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
@@ -220,11 +248,19 @@ class ProbeConnection:
             client.ack(message.mid, message.qos)
         with self._news:
             self._received.append(
-                ReceivedMessage(message.topic, bytes(message.payload), message.retain, message.dup, time.perf_counter())
+                ReceivedMessage(
+                    message.topic,
+                    bytes(message.payload),
+                    message.retain,
+                    message.dup,
+                    time.perf_counter(),
+                )
             )
             self._news.notify_all()
 
-    def _on_publish(self, _client: paho.Client, _data: object, mid: int, reason: ReasonCode, _: object) -> None:
+    def _on_publish(
+        self, _client: paho.Client, _data: object, mid: int, reason: ReasonCode, _: object
+    ) -> None:
         with self._news:
             self._acknowledged[mid] = reason
             self._news.notify_all()
@@ -241,8 +277,8 @@ class ProbeConnection:
 class CheckContext:
     """Our name, the broker, and what the checks have found out for those that follow.
 
-    `name` is the node that we act for, or `coordinator`; `timeout` (seconds) applies to each answer. Leaving the
-    context ends our sessions and clears what the broker retains for us.
+    `name` is the node that we act for, or `coordinator`; `timeout` (seconds) applies to each
+    answer. Leaving the context ends our sessions and clears what the broker retains for us.
     """
 
     endpoint: Endpoint
@@ -254,7 +290,8 @@ class CheckContext:
     chunk: int = CHUNK  # bytes of the largest chunk that passes
     round_trip: float = 0.0  # seconds
     specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
-    vfl_specs: list[VflSpec] = field(default_factory=list)  # of the vertical federations on this broker
+    # of the vertical federations on this broker
+    vfl_specs: list[VflSpec] = field(default_factory=list)
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # makes our client ids unique
     _sessions: set[str] = field(default_factory=set)
     _retains: bool = False
@@ -263,7 +300,9 @@ class CheckContext:
 
     @property
     def topic(self) -> str:
-        """The topic that `name` may both write and read, retained messages included: its presence."""
+        """The topic that `name` may both write and read, retained messages included:
+        its presence.
+        """
         return topics.presence(self.federation, self.name)
 
     @property
@@ -273,25 +312,40 @@ class CheckContext:
 
     @property
     def model_bytes(self) -> int:
-        """Size in bytes of the largest model of the federations on this broker; 0 if none is known."""
-        return max((encoded_size(broadcast_tensors(spec, spec.rounds + 1)) for spec in self.specs), default=0)
+        """Size in bytes of the largest model of the federations on this broker;
+        0 if none is known.
+        """
+        return max(
+            (encoded_size(broadcast_tensors(spec, spec.rounds + 1)) for spec in self.specs),
+            default=0,
+        )
 
-    def connection(self, part: str, *, endpoint: Endpoint | None = None, **options: Any) -> ProbeConnection:
-        """Return a connection for a `part` of the checks, to be opened; `options` are those of ProbeConnection."""
+    def connection(
+        self, part: str, *, endpoint: Endpoint | None = None, **options: Any
+    ) -> ProbeConnection:
+        """Return a connection for a `part` of the checks, to be opened;
+        `options` are those of ProbeConnection.
+        """
         client_id = f"edge-node/{self.federation}/{self.name}/{self._token}/{part}"
         if options.get("session"):
             self._sessions.add(part)
-        return ProbeConnection(endpoint or self.endpoint, client_id, self.version, self.timeout, **options)
+        return ProbeConnection(
+            endpoint or self.endpoint, client_id, self.version, self.timeout, **options
+        )
 
     @contextmanager
     def listening(self, part: str, **options: Any) -> Iterator[ProbeConnection]:
-        """Open a connection as `connection` makes it, subscribed to our topic; close it afterwards."""
+        """Open a connection as `connection` makes it, subscribed to our topic;
+        close it afterwards.
+        """
         with self.connection(part, **options) as connection:
             connection.subscribe(self.topic)
             yield connection
 
     def retain(self, connection: ProbeConnection, payload: bytes) -> str:
-        """Have the broker retain `payload` on our topic; return "" or its reason for not doing so."""
+        """Have the broker retain `payload` on our topic;
+        return "" or its reason for not doing so.
+        """
         self._retains = True
         return connection.publish(self.topic, payload, retain=True)
 
@@ -299,7 +353,8 @@ class CheckContext:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(BrokerError, LostError):  # the broker is gone, or drops our sessions by itself
+        # the broker is gone, or drops our sessions by itself
+        with suppress(BrokerError, LostError):
             for part in self._sessions:
                 self.connection(part).open().close()
             if self._retains:

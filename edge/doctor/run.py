@@ -1,4 +1,6 @@
-"""Runner of the checks: their order, which are skipped when earlier ones have failed, and what is printed."""
+"""Runner of the checks: their order, which are skipped when earlier ones have failed,
+and what is printed.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +46,12 @@ KIT: tuple[CheckFunction, ...] = (
 )  # those of the above that need a kit
 LOCAL: tuple[CheckFunction, ...] = (machine_check.clock, machine_check.disk, machine_check.python)
 UNREACHABLE = BrokerError.exit_code
-_STYLES: dict[Outcome, str] = {"failure": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
+_STYLES: dict[Outcome, str] = {
+    "failure": "bold red",
+    "warning": "yellow",
+    "unknown": "cyan",
+    "ok": "green",
+}
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -56,12 +63,19 @@ class Diagnosis(msgspec.Struct, frozen=True):
     checks: list[Result]
 
 
-def run_checks(context: CheckContext, on_begin: Callable[[str], None] = lambda _: None) -> Iterator[Result]:
-    """Run all checks and yield each result; `on_begin` gets the name first. Checks without a basis are skipped."""
+def run_checks(
+    context: CheckContext, on_begin: Callable[[str], None] = lambda _: None
+) -> Iterator[Result]:
+    """Run all checks and yield each result; `on_begin` gets the name first.
+
+    Checks without a basis are skipped.
+    """
     reached = True
     for group in (REACH, BROKER, LOOPBACK, LOCAL):
         for check in group:
-            if (group in (REACH, BROKER) and not reached) or (group is LOOPBACK and not context.echoes):
+            if (group in (REACH, BROKER) and not reached) or (
+                group is LOOPBACK and not context.echoes
+            ):
                 continue
             if check in KIT and context.endpoint.kit is None:
                 continue
@@ -82,7 +96,9 @@ def _run(check: CheckFunction, context: CheckContext) -> Result:
 
 
 def exit_code(checks: list[Result]) -> int:
-    """0 if nothing failed, UNREACHABLE if the broker is out of reach or does not let us in, else 1."""
+    """0 if nothing failed, UNREACHABLE if the broker is out of reach or does not let us in,
+    else 1.
+    """
     failed = {each.name for each in checks if each.outcome == "failure"}
     if failed & {check.__name__ for check in REACH}:
         return UNREACHABLE
@@ -91,7 +107,9 @@ def exit_code(checks: list[Result]) -> int:
 
 def diagnose(context: CheckContext) -> Diagnosis:
     """Run all checks, and return their results."""
-    return Diagnosis(str(context.endpoint), context.name, context.federation, list(run_checks(context)))
+    return Diagnosis(
+        str(context.endpoint), context.name, context.federation, list(run_checks(context))
+    )
 
 
 def print_live(context: CheckContext, console: Console) -> list[Result]:

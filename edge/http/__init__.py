@@ -1,1 +1,3 @@
-"""The line over HTTP: Open Inference Protocol (v2) for programs, `POST /classify` for people, metrics, OpenAPI."""
+"""The line over HTTP: Open Inference Protocol (v2) for programs,
+`POST /classify` for people, metrics, OpenAPI.
+"""

@@ -13,27 +13,36 @@ from edge.http.request import Request, RequestError
 
 
 class Access(NamedTuple):
-    """Who is served. A browser sends what any page tells it to, also to this machine's own addresses.
+    """Who is served.
 
-    A page cannot choose the Host and Origin that its browser sends. With a name of its own that it lets point to this
-    machine it would be of our origin: so names have to be known. Addresses are what they are.
+    A browser sends what any page tells it to, also to this machine's own addresses.
+
+    A page cannot choose the Host and Origin that its browser sends. With a name of its own that it
+    lets point to this machine it would be of our origin: so names have to be known. Addresses are
+    what they are.
     """
 
     names: frozenset[str]  # by which this server is called, in small letters
-    extra: frozenset[str] = frozenset()  # those of them that somebody gave: a reverse proxy's, from which pages may ask
+    # those of them that somebody gave: a reverse proxy's, from which pages may ask
+    extra: frozenset[str] = frozenset()
     token: str = ""  # of whoever posts; empty: nobody needs one
 
     @classmethod
     def of(cls, host: str, extra: Iterable[str], token: str) -> "Access":
-        """The access to a server that listens on `host`; UsageError when one of `extra` is no name."""
-        given, own = frozenset(map(_parse_name, extra)), socket.gethostname()
+        """The access to a server that listens on `host`;
+        UsageError when one of `extra` is no name.
+        """
+        given = frozenset(map(_parse_name, extra))
+        own = socket.gethostname()
         names = {"localhost", host, own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
         return cls(frozenset(name.lower() for name in names) | given, given, token)
 
     def check(self, request: Request) -> None:
         """RequestError when it is not served."""
         if request.path.startswith("/v2/health/"):
-            return  # a load balancer asks by a name of its own, and learns no more than whether to send requests here
+            # a load balancer asks by a name of its own, and learns no more than whether to send
+            # requests here
+            return
         host = request.headers.get(b"host", b"").decode("latin-1").lower()
         if host and not self._is_ours(_hostname(host)):
             raise RequestError(
@@ -42,10 +51,15 @@ class Access(NamedTuple):
                 421,
             )
         origin = request.headers.get(b"origin", b"").decode("latin-1").lower()
-        if origin and origin.partition("://")[2] != host and _hostname(origin.partition("://")[2]) not in self.extra:
+        if (
+            origin
+            and origin.partition("://")[2] != host
+            and _hostname(origin.partition("://")[2]) not in self.extra
+        ):
             raise RequestError(
                 "a page of another origin must not use this server",
-                "ask without a browser; if the page is yours, start the server with --allow-host and its name",
+                "ask without a browser; if the page is yours, start the server with --allow-host "
+                "and its name",
                 403,
             )
 
@@ -54,7 +68,9 @@ class Access(NamedTuple):
         if not self.token or request.method in ("GET", "HEAD"):
             return
         scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(
+            given.strip(), self.token.encode()
+        ):
             raise RequestError(
                 "this line takes images from whoever has its token only",
                 "send it: Authorization: Bearer TOKEN",
@@ -73,11 +89,14 @@ class Access(NamedTuple):
 
 
 def _parse_name(given: str) -> str:
-    """A name that somebody gave, with a port perhaps; UsageError when it is a URL, a wildcard or not in ASCII."""
+    """A name that somebody gave, with a port perhaps; UsageError when it is a URL,
+    a wildcard or not in ASCII.
+    """
     name = _hostname(given)
     if "/" in given or not re.fullmatch(r"[\w.:-]+", name, re.ASCII):
         raise UsageError(
-            f"{given} is no name by which a line can be called", "give --allow-host a name alone: line.plant.example"
+            f"{given} is no name by which a line can be called",
+            "give --allow-host a name alone: line.plant.example",
         )
     return name
 

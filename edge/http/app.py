@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ _SMALL = 1 << 20  # bytes of a whole body; likewise
 _LONGEST_NAME = 200  # characters
 _OPENAPI = Path(__file__).with_name("openapi.json")
 
-_BINARY, _HEAD_LENGTH = b"application/octet-stream", b"inference-header-content-length"
+_BINARY = b"application/octet-stream"
+_HEAD_LENGTH = b"inference-header-content-length"
 
 
 class App(Router):
@@ -66,11 +68,15 @@ class App(Router):
             Route("/v2/health/ready", "GET", self._ready),
             *(
                 Route(f"/v2/models/{{name}}{version}{what}", method, handler)
-                for version in ("", "/versions/{version}")
-                for what, method, handler in (
-                    ("", "GET", self._model),
-                    ("/ready", "GET", self._model_ready),
-                    ("/infer", "POST", self._infer),
+                for version, (what, method, handler) in product(
+                    ("", "/versions/{version}"),
+                    (
+                        (
+                            ("", "GET", self._model),
+                            ("/ready", "GET", self._model_ready),
+                            ("/infer", "POST", self._infer),
+                        )
+                    ),
                 )
             ),
             *pages,
@@ -78,11 +84,18 @@ class App(Router):
         super().__init__(routes, access, logins, metrics.observe_request)
 
     def _readings(self) -> Iterator[Reading]:
-        yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._bodies.waiting)
+        yield Reading(
+            GaugeMetricFamily,
+            "http_waiting",
+            "Requests with a body that are in hand",
+            self._bodies.waiting,
+        )
 
     async def _about(self, request: Request) -> Response:
         if self._home and b"text/html" in request.headers.get(b"accept", b""):  # a browser
-            return Response(b"", 303, headers={b"location": self._home.encode(), b"vary": b"accept"})
+            return Response(
+                b"", 303, headers={b"location": self._home.encode(), b"vary": b"accept"}
+            )
         model = self._pipeline.model
         manifest = model.manifest
         weights = self._pipeline.prior.weights(manifest.classes, manifest.trained)
@@ -92,12 +105,16 @@ class App(Router):
             "federation": manifest.federation,
             "method": manifest.method,
             "classes": manifest.classes,
-            "untaught": [name for name in manifest.classes if not is_taught(name, manifest.trained)],
+            "untaught": [
+                name for name in manifest.classes if not is_taught(name, manifest.trained)
+            ],
             "prior": dict(zip(manifest.classes, weights.tolist(), strict=True)),
             "model": f"/v2/models/{manifest.node}",
             "classify": "POST an image file's bytes to /classify?name=NAME",
             "comparison": manifest.comparison,
-            "performance": held_out_performance(manifest, self._pipeline.view, self._pipeline.prior),
+            "performance": held_out_performance(
+                manifest, self._pipeline.view, self._pipeline.prior
+            ),
             "verified": bool(model.expiry_dates),
             "expires": dict(model.expiry_dates),
             "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
@@ -105,25 +122,37 @@ class App(Router):
         return Response.json(about)
 
     async def _classify(self, request: Request) -> Response:
-        """Inspect the image file in the body, any content type; `?name=` is its name in the verdict.
+        """Inspect the image file in the body, any content type;
+        `?name=` is its name in the verdict.
 
         With `?annotate=1` or `?annotate=heat` the answer is an annotated picture.
         """
         name = request.query("name", "the request's body")
         if len(name) > _LONGEST_NAME:
-            raise RequestError(f"the image's name has more than {_LONGEST_NAME} characters", "give it a shorter one")
+            raise RequestError(
+                f"the image's name has more than {_LONGEST_NAME} characters",
+                "give it a shorter one",
+            )
         if request.headers.get(b"content-type", b"").startswith(b"multipart/"):
-            raise RequestError("the body is a form", "send the file alone: curl --data-binary @FILE", 415)
+            raise RequestError(
+                "the body is a form", "send the file alone: curl --data-binary @FILE", 415
+            )
         wanted = request.query("annotate", "")
         if wanted not in ("", "1", "heat"):
-            raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
-        async with self._bodies.body(request) as body, self._pipeline.inspect(Frame(name, body, "http")) as found:
+            raise RequestError(
+                "annotate is neither 1 nor heat", "leave it out for the verdict as JSON"
+            )
+        async with (
+            self._bodies.body(request) as body,
+            self._pipeline.inspect(Frame(name, body, "http")) as found,
+        ):
             if isinstance(found, Failure):
                 return Response.json(found, 400)
             headers = {b"x-model": found.verdict.model.encode()}
             if not wanted:
                 return Response.json(found.verdict, headers=headers)
-            from edge.inference.annotation import annotate, encode_jpeg  # noqa: PLC0415  (few ask for pictures)
+            # Few ask for pictures
+            from edge.inference.annotation import annotate, encode_jpeg  # noqa: PLC0415
 
             picture = await self._pipeline.run_in_decoder(
                 lambda inspection: encode_jpeg(annotate(inspection, heat=wanted == "heat")), found
@@ -138,7 +167,9 @@ class App(Router):
 
     async def _server(self, _request: Request) -> Response:
         extensions = ["binary_tensor_data", "classification"]
-        return Response.json({"name": "edge-node", "version": version("edge-node"), "extensions": extensions})
+        return Response.json(
+            {"name": "edge-node", "version": version("edge-node"), "extensions": extensions}
+        )
 
     async def _live(self, _request: Request) -> Response:
         return Response.json({"live": True})
@@ -155,7 +186,8 @@ class App(Router):
         return not (self._pipeline.draining or self._pipeline.stalled)
 
     def _readiness(self, content: dict[str, Any]) -> Response:
-        return Response.json(content, 200 if content["ready"] else 503)
+        status = 200 if content["ready"] else 503
+        return Response.json(content, status)
 
     async def _model(self, request: Request) -> Response:
         return Response.json(inference_protocol.metadata(self._find_model(request)))
@@ -164,8 +196,12 @@ class App(Router):
         """The model named in the path."""
         model = self._pipeline.model
         if request.names["name"] != model.manifest.node:
-            raise RequestError("there is no model of that name", f"ask for {model.manifest.node}", 404)
-        if request.names.get("version", inference_protocol.version(model)) != inference_protocol.version(model):
+            raise RequestError(
+                "there is no model of that name", f"ask for {model.manifest.node}", 404
+            )
+        if request.names.get(
+            "version", inference_protocol.version(model)
+        ) != inference_protocol.version(model):
             raise RequestError(
                 "that version of the model is not served",
                 f"ask for version {inference_protocol.version(model)}, or for none",
@@ -174,14 +210,17 @@ class App(Router):
         return model
 
     async def _infer(self, request: Request) -> Response:
-        """Serve an inference request; the whole response is from the model that was served when it was read."""
+        """Serve an inference request; the whole response is from the model that was served when
+        it was read.
+        """
         async with self._bodies.body(request) as body:
             model = self._find_model(request)
             try:
                 inference = await self._parse_inference(request, body, model)
             except inference_protocol.InvalidRequestError as error:
                 raise RequestError(
-                    f"the inference request does not fit: {error}", "compare it with the model's metadata"
+                    f"the inference request does not fit: {error}",
+                    "compare it with the model's metadata",
                 ) from error
             outputs = await self._compute_outputs(inference, model, request)
         content, head = inference_protocol.build_response(inference, model, outputs)
@@ -195,21 +234,28 @@ class App(Router):
     ) -> inference_protocol.InferenceRequest:
         given = request.headers.get(_HEAD_LENGTH)
         if given is not None and not (given.isdigit() and len(given) < 10):
-            raise inference_protocol.InvalidRequestError("its Inference-Header-Content-Length is no number of bytes")
+            raise inference_protocol.InvalidRequestError(
+                "its Inference-Header-Content-Length is no number of bytes"
+            )
         head = None if given is None else int(given)
 
         def parse(content: bytes) -> inference_protocol.InferenceRequest:
             return inference_protocol.parse(content, head, model.manifest)
 
-        if len(body) <= _SMALL and (len(body) if head is None else head) <= _INLINE:
+        head_size = len(body) if head is None else head
+        if len(body) <= _SMALL and head_size <= _INLINE:
             return parse(body)
         return await self._pipeline.run_in_decoder(parse, body)
 
     async def _compute_outputs(
         self, inference: inference_protocol.InferenceRequest, model: Model, request: Request
     ) -> Outputs:
-        """The model's outputs for all images, a few at a time, as long as somebody waits for the response."""
-        extras = [wanted.name for wanted in inference.outputs if wanted.name != model.manifest.output]
+        """The model's outputs for all images, a few at a time,
+        as long as somebody waits for the response.
+        """
+        extras = [
+            wanted.name for wanted in inference.outputs if wanted.name != model.manifest.output
+        ]
         parts = []
         leaving = asyncio.create_task(request.wait_for_disconnect())
         try:
@@ -229,7 +275,9 @@ class App(Router):
     def _check_still_wanted(self, leaving: asyncio.Task[None]) -> None:
         """RequestError when there is no point in going on."""
         if leaving.done():
-            raise RequestError("the connection ended before the answer was there", "leave it open until then")
+            raise RequestError(
+                "the connection ended before the answer was there", "leave it open until then"
+            )
         if self._pipeline.draining:
             raise shutting_down()
 
@@ -238,5 +286,8 @@ class App(Router):
     ) -> NDArray[np.uint8]:
         if inference.images is not None:
             return inference.images[some]
-        size, files = model.manifest.input.size, enumerate(inference.files[some], some.start)
-        return np.stack([await self._pipeline.decode(file, size, f"image {number}") for number, file in files])
+        size = model.manifest.input.size
+        files = enumerate(inference.files[some], some.start)
+        return np.stack(
+            [await self._pipeline.decode(file, size, f"image {number}") for number, file in files]
+        )

@@ -1,7 +1,9 @@
-"""One HTTP connection within bounds: uvicorn's protocol, behind a guard against slow, greedy and talkative clients.
+"""One HTTP connection within bounds: uvicorn's protocol, behind a guard against slow,
+greedy and talkative clients.
 
-uvicorn bounds neither the number of connections, nor a request's head in size or time, nor the time of a client that
-does not read its response. The guard sees what asyncio and ASGI show of a connection, and nothing of uvicorn's state.
+uvicorn bounds neither the number of connections, nor a request's head in size or time, nor the time
+of a client that does not read its response. The guard sees what asyncio and ASGI show of a
+connection, and nothing of uvicorn's state.
 """
 
 import asyncio
@@ -31,7 +33,9 @@ Phase = Literal["idle", "head", "busy", "refused body"]
 
 
 class Connections:
-    """All open connections; an ASGI application that reports to each of them how far its requests are."""
+    """All open connections; an ASGI application that reports to each of them how far its
+    requests are.
+    """
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -46,7 +50,9 @@ class Connections:
             await self._app(scope, receive, send)
 
     def admit(self, client: tuple[str, int], connection: "Connection") -> bool:
-        """Add a connection, if need be in place of the one that has been idle the longest; False if none is idle."""
+        """Add a connection, if need be in place of the one that has been idle the longest;
+        False if none is idle.
+        """
         if len(self._open) >= MAX_CONNECTIONS and not self._displace():
             return False
         self._open[client] = connection
@@ -74,7 +80,8 @@ class Connection(asyncio.Protocol):
         self.phase: Phase = "idle"
         self.phase_began = 0.0  # by the event loop's clock
         self._http = HttpToolsProtocol(config=config, **arguments)
-        self._connections: Connections = config.app  # type: ignore[assignment]  # any application, for uvicorn
+        # any application, for uvicorn
+        self._connections: Connections = config.app  # type: ignore[assignment]
         self._progress = _Progress()
         self._answered = 0  # requests
         self._has_left = False  # the client sends nothing more, which is how hanging up looks too
@@ -85,7 +92,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, if there is room for it."""
-        self._transport, self._loop = transport, asyncio.get_running_loop()
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
         peer = transport.get_extra_info("peername")
         if peer is None:  # it is gone already
             transport.abort()
@@ -99,7 +107,9 @@ class Connection(asyncio.Protocol):
             self._refuse(503, "too many connections", "close some, or keep one for all images")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel all timers, and let the requests in hand know that nobody waits for their responses."""
+        """Cancel all timers, and let the requests in hand know that nobody waits for their
+        responses.
+        """
         self._cancel_timer()
         self._cancel_send_timer()
         self._leave()
@@ -115,10 +125,16 @@ class Connection(asyncio.Protocol):
         try:
             progress.feed(data)
         except httptools.HttpParserError:
-            self._refuse(400, "this is not a whole HTTP request", "see /openapi.json for what the line understands")
+            self._refuse(
+                400,
+                "this is not a whole HTTP request",
+                "see /openapi.json for what the line understands",
+            )
             return
         if progress.excess > MAX_HEAD:
-            self._refuse(431, f"the request has more than {MAX_HEAD >> 10} KiB besides its body", "send less")
+            self._refuse(
+                431, f"the request has more than {MAX_HEAD >> 10} KiB besides its body", "send less"
+            )
         elif progress.asked - self._answered > MAX_PIPELINED + 1:
             self._transport.close()
         else:
@@ -126,7 +142,9 @@ class Connection(asyncio.Protocol):
             self._update_phase()
 
     def eof_received(self) -> bool:
-        """Answer what a client that sends nothing more has asked; True while there is something to answer."""
+        """Answer what a client that sends nothing more has asked;
+        True while there is something to answer.
+        """
         if self._progress.is_in_body or self._progress.asked == self._answered:
             return False
         self._leave()  # most have hung up: what takes long need not go on
@@ -146,9 +164,12 @@ class Connection(asyncio.Protocol):
         """Close the connection, after what has been written."""
         self._transport.close()
 
-    async def serve(self, app: Application, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def serve(
+        self, app: Application, scope: Mapping[str, Any], receive: Receive, send: Send
+    ) -> None:
         """Run the application for one request of this connection."""
-        is_whole, ended = False, asyncio.Event()
+        is_whole = False
+        ended = asyncio.Event()
         if self._has_left:
             ended.set()
 
@@ -203,7 +224,8 @@ class Connection(asyncio.Protocol):
         if phase == self.phase and self._timer and not anew:
             return
         self._cancel_timer()
-        self.phase, self.phase_began = phase, self._loop.time()
+        self.phase = phase
+        self.phase_began = self._loop.time()
         if phase == "idle":
             self._timer = self._loop.call_later(KEEP_ALIVE, self._transport.close)
         elif phase != "busy":
@@ -234,9 +256,11 @@ class Connection(asyncio.Protocol):
 
 
 class _LenientTransport:
-    """A transport that takes no offence at what is written after its end, as asyncio's do and uvloop's does not.
+    """A transport that takes no offence at what is written after its end,
+    as asyncio's do and uvloop's does not.
 
-    uvicorn writes then, where a client has sent several requests at once and is gone before the first response.
+    uvicorn writes then, where a client has sent several requests at once and is gone before the
+    first response.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -252,7 +276,9 @@ class _LenientTransport:
 
 
 class _Progress:
-    """What a client has sent: the requests so far, and the part of the present one that has arrived."""
+    """What a client has sent: the requests so far,
+    and the part of the present one that has arrived.
+    """
 
     def __init__(self) -> None:
         self.begun = 0  # requests

@@ -1,7 +1,8 @@
-"""Inference requests of the Open Inference Protocol (v2), with its binary tensors: bytes -> images, outputs -> bytes.
+"""Inference requests of the Open Inference Protocol (v2), with its binary tensors:
+bytes -> images, outputs -> bytes.
 
-https://github.com/kserve/open-inference-protocol; the binary tensors, compression and `classification` are Triton's
-extensions.
+https://github.com/kserve/open-inference-protocol; the binary tensors, compression and
+`classification` are Triton's extensions.
 """
 
 import base64
@@ -9,6 +10,7 @@ import binascii
 import math
 import struct
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -60,7 +62,8 @@ class _RequestJson(Struct):
     parameters: _Parameters = msgspec.field(default_factory=_Parameters)
 
 
-_REQUEST, _OUTPUT_LIST = msgspec.json.Decoder(_RequestJson), msgspec.json.Decoder(list[_Output])
+_REQUEST = msgspec.json.Decoder(_RequestJson)
+_OUTPUT_LIST = msgspec.json.Decoder(list[_Output])
 
 
 class RequestedOutput(NamedTuple):
@@ -88,7 +91,9 @@ class InferenceRequest(NamedTuple):
 def metadata(model: Model) -> dict[str, Any]:
     """The model's inputs and outputs; -1 is any number, or one that only the graph knows."""
     manifest = model.manifest
-    size, encoders, classes = manifest.input.size, len(manifest.encoders) or -1, len(manifest.classes)
+    size = manifest.input.size
+    encoders = len(manifest.encoders) or -1
+    classes = len(manifest.classes)
     shapes = {
         manifest.output: [-1, classes],
         "opinions": [-1, encoders, classes],
@@ -99,15 +104,27 @@ def metadata(model: Model) -> dict[str, Any]:
         "name": manifest.node,
         "versions": [version(model)],
         "platform": "onnxruntime_onnx",
-        "inputs": [{"name": manifest.input.name, "datatype": "UINT8", "shape": [-1, size, size, 3]}],
-        "outputs": [{"name": name, "datatype": "FP32", "shape": shapes[name]} for name in output_names(manifest)],
+        "inputs": [
+            {"name": manifest.input.name, "datatype": "UINT8", "shape": [-1, size, size, 3]}
+        ],
+        "outputs": [
+            {"name": name, "datatype": "FP32", "shape": shapes[name]}
+            for name in output_names(manifest)
+        ],
     }
 
 
 def concatenate(parts: Sequence[Outputs]) -> Outputs:
     """The outputs of several batches as one."""
-    first, *others = ([each for each in column if each is not None] for column in zip(*parts, strict=True))
-    return Outputs(np.concatenate(first), *(np.concatenate(each) if each else None for each in others))
+    filled_columns = []
+    for column in zip(*parts, strict=True):
+        filled_columns.append([each for each in column if each is not None])
+    first, *others = filled_columns
+    columns = []
+    for each in others:
+        column_or_none = np.concatenate(each) if each else None
+        columns.append(column_or_none)
+    return Outputs(np.concatenate(first), *columns)
 
 
 def output_names(manifest: Manifest) -> tuple[str, ...]:
@@ -116,14 +133,18 @@ def output_names(manifest: Manifest) -> tuple[str, ...]:
 
 
 def parse(body: bytes, header: int | None, manifest: Manifest) -> InferenceRequest:
-    """Parse a request whose JSON takes `header` bytes (None: all); InvalidRequestError when it does not fit."""
+    """Parse a request whose JSON takes `header` bytes (None: all);
+    InvalidRequestError when it does not fit.
+    """
     if header is not None and header > len(body):
         raise InvalidRequestError(f"its header has {header} bytes, the whole body {len(body)}")
     end = len(body) if header is None else header
     try:
         asked = _REQUEST.decode(memoryview(body)[:end])
         if len(memoryview(asked.outputs)) > _OUTPUTS:
-            raise InvalidRequestError(f"it takes more than {_OUTPUTS >> 10} KiB to name its outputs")
+            raise InvalidRequestError(
+                f"it takes more than {_OUTPUTS >> 10} KiB to name its outputs"
+            )
         outputs = _OUTPUT_LIST.decode(asked.outputs)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"its JSON does not fit: {error}") from error
@@ -136,16 +157,22 @@ def parse(body: bytes, header: int | None, manifest: Manifest) -> InferenceReque
     wanted = _parse_outputs(outputs, manifest, by_default=asked.parameters.binary_data_output)
     if tensor.datatype == "BYTES":
         return InferenceRequest(asked.id, None, _parse_files(tensor, binary), wanted)
-    return InferenceRequest(asked.id, _parse_images(tensor, binary, manifest.input.size), (), wanted)
+    return InferenceRequest(
+        asked.id, _parse_images(tensor, binary, manifest.input.size), (), wanted
+    )
 
 
 def _binary_part(tensor: _Input, rest: memoryview) -> memoryview | None:
-    """The bytes behind the JSON, which are all of the one input; None when its data stands in the JSON."""
+    """The bytes behind the JSON, which are all of the one input;
+    None when its data stands in the JSON.
+    """
     size = tensor.parameters.binary_data_size
     if (size is None) != bool(memoryview(tensor.data)):
         raise InvalidRequestError("an input has either data or binary_data_size")
     if (size or 0) != len(rest):
-        raise InvalidRequestError(f"{len(rest)} bytes follow its header, binary_data_size says {size or 0}")
+        raise InvalidRequestError(
+            f"{len(rest)} bytes follow its header, binary_data_size says {size or 0}"
+        )
     return None if size is None else rest
 
 
@@ -153,20 +180,31 @@ def _parse_images(tensor: _Input, binary: memoryview | None, size: int) -> NDArr
     """uint8 [N, size, size, 3], which shares memory with `binary`."""
     shape = tensor.shape
     if tensor.datatype != "UINT8" or shape[1:] != [size, size, 3] or not shape[0]:
-        raise InvalidRequestError(f"the model takes UINT8 [N, {size}, {size}, 3], or BYTES [N] of image files")
+        raise InvalidRequestError(
+            f"the model takes UINT8 [N, {size}, {size}, 3], or BYTES [N] of image files"
+        )
     expected = math.prod(shape)
     if binary is not None:
         if len(binary) != expected:
-            raise InvalidRequestError(f"its binary data has {len(binary)} bytes, its shape {expected} values")
+            raise InvalidRequestError(
+                f"its binary data has {len(binary)} bytes, its shape {expected} values"
+            )
         return np.frombuffer(binary, np.uint8).reshape(shape)
     raw = memoryview(tensor.data).tobytes()
     # Before anything is built of it: a tree with so many leaves has as many commas, less one.
-    if raw.count(b",") + 1 != expected or raw.count(b"[") not in (1, 1 + shape[0] * (1 + size + size * size)):
-        raise InvalidRequestError(f"its data are not {expected} values, flat or nested as its shape")
+    if raw.count(b",") + 1 != expected or raw.count(b"[") not in (
+        1,
+        1 + shape[0] * (1 + size + size * size),
+    ):
+        raise InvalidRequestError(
+            f"its data are not {expected} values, flat or nested as its shape"
+        )
     try:
-        values: list[Any] = (_FLAT if raw.count(b"[") == 1 else _NESTED).decode(raw)
+        form = _FLAT if raw.count(b"[") == 1 else _NESTED
+        values: list[Any] = form.decode(raw)
         pixels = np.array(values, np.uint8)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:  # numpy's about ragged lists
+    # numpy's about ragged lists
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise InvalidRequestError(f"its data do not fit: {error}") from error
     if pixels.shape not in ((expected,), tuple(shape)):
         raise InvalidRequestError(f"its data are nested as {list(pixels.shape)}")
@@ -190,7 +228,9 @@ def _decode_files(tensor: _Input, count: int) -> list[bytes]:
     try:
         return [base64.b64decode(text, validate=True) for text in _STRINGS.decode(tensor.data)]
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, ValueError) as error:
-        raise InvalidRequestError(f"in JSON an image file is a string of Base64: {error}") from error
+        raise InvalidRequestError(
+            f"in JSON an image file is a string of Base64: {error}"
+        ) from error
 
 
 def _split_files(binary: memoryview, count: int) -> list[bytes]:
@@ -209,7 +249,9 @@ def _split_files(binary: memoryview, count: int) -> list[bytes]:
     return files
 
 
-def _parse_outputs(outputs: list[_Output], manifest: Manifest, *, by_default: bool) -> tuple[RequestedOutput, ...]:
+def _parse_outputs(
+    outputs: list[_Output], manifest: Manifest, *, by_default: bool
+) -> tuple[RequestedOutput, ...]:
     names = output_names(manifest)
     if not outputs:
         return tuple(RequestedOutput(name, by_default, 0) for name in names)
@@ -220,7 +262,11 @@ def _parse_outputs(outputs: list[_Output], manifest: Manifest, *, by_default: bo
         if each.parameters.classification and each.name != manifest.output:
             raise InvalidRequestError(f"classification is of {manifest.output} alone")
         binary = by_default if each.parameters.binary_data is None else each.parameters.binary_data
-        found.append(RequestedOutput(each.name, binary, min(each.parameters.classification, len(manifest.classes))))
+        found.append(
+            RequestedOutput(
+                each.name, binary, min(each.parameters.classification, len(manifest.classes))
+            )
+        )
     if len({each.name for each in found}) < len(found):
         raise InvalidRequestError("it asks for an output twice")
     return tuple(found)
@@ -242,19 +288,29 @@ class _ResponseJson(Struct, omit_defaults=True):
     id: str = ""
 
 
-def build_response(inference: InferenceRequest, model: Model, outputs: Outputs) -> tuple[bytes, int | None]:
+def build_response(
+    inference: InferenceRequest, model: Model, outputs: Outputs
+) -> tuple[bytes, int | None]:
     """The response's bytes, and how many of them are JSON when binary tensors follow."""
     manifest = model.manifest
-    tensors, binaries = [], []
+    tensors = []
+    binaries = []
     for wanted in inference.outputs:
-        values = outputs.probabilities if wanted.name == manifest.output else getattr(outputs, wanted.name)
+        values = (
+            outputs.probabilities
+            if wanted.name == manifest.output
+            else getattr(outputs, wanted.name)
+        )
         tensor, binary = _encode_tensor(wanted, values, manifest.classes)
         tensors.append(tensor)
         binaries.append(binary)
     about = {"bundle": manifest.id, "model": model.digest}
-    head = msgspec.json.encode(_ResponseJson(manifest.node, version(model), tensors, about, inference.id))
+    head = msgspec.json.encode(
+        _ResponseJson(manifest.node, version(model), tensors, about, inference.id)
+    )
     whole = b"".join((head, *binaries))
-    return whole, len(head) if any(wanted.binary for wanted in inference.outputs) else None
+    header_size = len(head) if any(wanted.binary for wanted in inference.outputs) else None
+    return whole, header_size
 
 
 def version(model: Model) -> str:
@@ -267,15 +323,20 @@ def _encode_tensor(
 ) -> tuple[_Tensor, bytes]:
     """An output, and its bytes when it is to be binary."""
     if wanted.classes:
-        words = [word for row in values for word in _format_likeliest(row, wanted.classes, classes)]
-        shape, datatype = (len(values), wanted.classes), "BYTES"
+        words = list(
+            chain.from_iterable(_format_likeliest(row, wanted.classes, classes) for row in values)
+        )
+        shape = (len(values), wanted.classes)
+        datatype = "BYTES"
         binary = b"".join(struct.pack("<I", len(word.encode())) + word.encode() for word in words)
     else:
-        shape, datatype = values.shape, "FP32"
+        shape = values.shape
+        datatype = "FP32"
         binary = values.astype("<f4", copy=False).tobytes()
     if wanted.binary:
         return _Tensor(wanted.name, datatype, shape, {"binary_data_size": len(binary)}), binary
-    return _Tensor(wanted.name, datatype, shape, data=words if wanted.classes else values.ravel().tolist()), b""
+    data = words if wanted.classes else values.ravel().tolist()
+    return _Tensor(wanted.name, datatype, shape, data=data), b""
 
 
 def _format_likeliest(row: NDArray[np.float32], count: int, classes: Sequence[str]) -> list[str]:

@@ -22,7 +22,8 @@ from edge.http.request import Request, RequestError, Response, Route
 
 PATH = "/login"
 LEAST = 8  # characters of a password
-SESSION = 12 * 3600.0  # seconds without use after which a session ends: a shift, and what came before it
+# seconds without use after which a session ends: a shift, and what came before it
+SESSION = 12 * 3600.0
 _SESSIONS = 100  # at once; the one unused for the longest gives way
 _WAITING = 4  # attempts at once
 _PENALTY = 1.0  # seconds that a wrong password costs everybody who logs in
@@ -30,7 +31,9 @@ _HASHER = argon2.PasswordHasher()  # RFC 9106's second recommendation: 64 MiB
 
 
 class Accounts:
-    """The names and argon2id hashes in a state folder's `accounts.json`, which is read whenever it is needed."""
+    """The names and argon2id hashes in a state folder's `accounts.json`,
+    which is read whenever it is needed.
+    """
 
     def __init__(self, state: Path) -> None:
         self.path = state / "accounts.json"
@@ -43,28 +46,36 @@ class Accounts:
             return {}
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(
-                f"{self.path} holds no logins: {error}", "remove it, and make the logins again: edge-node user NAME"
+                f"{self.path} holds no logins: {error}",
+                "remove it, and make the logins again: edge-node user NAME",
             ) from error
 
     def set(self, name: str, password: str) -> None:
         """Let somebody log in with a password, from now on."""
         check_name(name, "the login's name")
         if len(password) < LEAST:
-            raise UsageError(f"the password has fewer than {LEAST} characters", "choose a longer one")
+            raise UsageError(
+                f"the password has fewer than {LEAST} characters", "choose a longer one"
+            )
         self._write(self.read() | {name: _HASHER.hash(password)})
 
     def remove(self, name: str) -> None:
         """Let somebody log in no more, and end that person's sessions."""
         found = self.read()
         if name not in found:
-            raise UsageError(f"nobody called {name} can log in", f"those who can: {', '.join(sorted(found)) or 'none'}")
+            raise UsageError(
+                f"nobody called {name} can log in",
+                f"those who can: {', '.join(sorted(found)) or 'none'}",
+            )
         del found[name]
         self._write(found)
 
     def _write(self, accounts: dict[str, str]) -> None:
         with disk.writing(self.path.parent):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            disk.replace_bytes(self.path, msgspec.json.format(msgspec.json.encode(accounts)), mode=0o600)
+            disk.replace_bytes(
+                self.path, msgspec.json.format(msgspec.json.encode(accounts)), mode=0o600
+            )
 
 
 class Credentials(Struct, frozen=True):
@@ -81,12 +92,20 @@ class _Session(NamedTuple):
 
 
 class Logins:
-    """Sessions of those who have logged in, by a random cookie that scripts and other sites' requests never have."""
+    """Sessions of those who have logged in, by a random cookie that scripts and other sites'
+    requests never have.
+    """
 
     def __init__(
-        self, accounts: Accounts, *, clock: Callable[[], float] = time.monotonic, penalty: float = _PENALTY
+        self,
+        accounts: Accounts,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        penalty: float = _PENALTY,
     ) -> None:
-        self._accounts, self._clock, self._penalty = accounts, clock, penalty
+        self._accounts = accounts
+        self._clock = clock
+        self._penalty = penalty
         self._sessions = OrderedDict[str, _Session]()  # by cookie, the one used last at the end
         self._checking = asyncio.Lock()
         self._waiting = 0
@@ -105,7 +124,10 @@ class Logins:
         if session is None:
             return ""
         now = self._clock()
-        if now - session.used_at > SESSION or self._accounts.read().get(session.name) != session.password_hash:
+        if (
+            now - session.used_at > SESSION
+            or self._accounts.read().get(session.name) != session.password_hash
+        ):
             del self._sessions[cookie]
             return ""
         self._sessions[cookie] = session._replace(used_at=now)
@@ -118,7 +140,12 @@ class Logins:
     async def _log_in(self, request: Request) -> Response:
         given = await request.json(Credentials)
         if self._waiting >= _WAITING:
-            raise RequestError("too many people are logging in", "try again in a moment", 503, {b"retry-after": b"5"})
+            raise RequestError(
+                "too many people are logging in",
+                "try again in a moment",
+                503,
+                {b"retry-after": b"5"},
+            )
         self._waiting += 1
         try:
             async with self._checking:  # one at a time: a hash takes 64 MiB and a core
@@ -128,7 +155,11 @@ class Logins:
         finally:
             self._waiting -= 1
         if found is None:
-            raise RequestError("name or password is wrong", "try again; edge-node user NAME sets a new password", 403)
+            raise RequestError(
+                "name or password is wrong",
+                "try again; edge-node user NAME sets a new password",
+                403,
+            )
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = _Session(given.name, found, self._clock())
         while len(self._sessions) > _SESSIONS:
@@ -140,7 +171,9 @@ class Logins:
         return Response.json({"name": ""}, headers=_set_cookie(request, ""))
 
     def _verify(self, given: Credentials) -> str | None:
-        """The hash that the password has; None if it is wrong, which takes as long where there is no such name."""
+        """The hash that the password has; None if it is wrong,
+        which takes as long where there is no such name.
+        """
         known = self._accounts.read().get(given.name)
         try:
             _HASHER.verify(known or _nobodys_hash(), given.password)
@@ -155,7 +188,9 @@ def _nobodys_hash() -> str:
 
 
 def _cookie_name(request: Request) -> str:
-    """A browser sends a host's cookies to all of its ports, where other lines may listen: the port makes it ours."""
+    """A browser sends a host's cookies to all of its ports, where other lines may listen:
+    the port makes it ours.
+    """
     try:
         port = urlsplit("//" + request.headers.get(b"host", b"").decode("latin-1")).port
     except ValueError:
@@ -165,7 +200,9 @@ def _cookie_name(request: Request) -> str:
 
 def _read_cookie(request: Request) -> str:
     try:
-        found = SimpleCookie(request.headers.get(b"cookie", b"").decode("latin-1")).get(_cookie_name(request))
+        found = SimpleCookie(request.headers.get(b"cookie", b"").decode("latin-1")).get(
+            _cookie_name(request)
+        )
     except CookieError:
         return ""
     return found.value if found else ""
@@ -174,8 +211,11 @@ def _read_cookie(request: Request) -> str:
 def _set_cookie(request: Request, value: str) -> dict[bytes, bytes]:
     cookie = SimpleCookie({_cookie_name(request): value})
     (morsel,) = cookie.values()
-    morsel["path"], morsel["httponly"], morsel["samesite"] = "/", True, "Strict"
-    if request.headers.get(b"origin", b"").startswith(b"https:"):  # a reverse proxy speaks TLS with the browser
+    morsel["path"] = "/"
+    morsel["httponly"] = True
+    morsel["samesite"] = "Strict"
+    # a reverse proxy speaks TLS with the browser
+    if request.headers.get(b"origin", b"").startswith(b"https:"):
         morsel["secure"] = True
     if not value:
         morsel["max-age"] = 0

@@ -21,7 +21,8 @@ UPLOAD = 10.0  # seconds in which a body must arrive
 _MAX_JSON = 1 << 20  # bytes of what a page sends
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _JSON = b"application/json"
-_SLOWLY, _LATER = "send them more slowly", {b"retry-after": b"1"}
+_SLOWLY = "send them more slowly"
+_LATER = {b"retry-after": b"1"}
 
 Receive = Callable[[], Any]
 T = TypeVar("T")
@@ -30,7 +31,13 @@ T = TypeVar("T")
 class RequestError(EdgeNodeError):
     """A request that is not served, with the HTTP status that says so."""
 
-    def __init__(self, what: str, remedy: str, status: int = 400, headers: Mapping[bytes, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        remedy: str,
+        status: int = 400,
+        headers: Mapping[bytes, bytes] | None = None,
+    ) -> None:
         super().__init__(what, remedy)
         self.status = status
         self.headers = headers or {}
@@ -43,10 +50,13 @@ class Response(NamedTuple):
     status: int = 200
     kind: bytes = _JSON
     headers: Mapping[bytes, bytes] = {}
-    stream: AsyncGenerator[bytes] | None = None  # what follows the body, piece by piece, as long as the client listens
+    # what follows the body, piece by piece, as long as the client listens
+    stream: AsyncGenerator[bytes] | None = None
 
     @classmethod
-    def json(cls, content: Any, status: int = 200, headers: Mapping[bytes, bytes] | None = None) -> "Response":
+    def json(
+        cls, content: Any, status: int = 200, headers: Mapping[bytes, bytes] | None = None
+    ) -> "Response":
         """A response with anything that msgspec encodes."""
         return cls(msgspec.json.encode(content), status, headers=headers or {})
 
@@ -83,27 +93,43 @@ class Request:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise RequestError("the connection ended before the request's body did", "send it again")
+                raise RequestError(
+                    "the connection ended before the request's body did", "send it again"
+                )
             yield message.get("body", b"")
             more = message.get("more_body", False)
 
     async def json(self, kind: type[T]) -> T:
-        """The body as JSON, which must fit `kind`; RequestError when it does not, is too large or too slow."""
+        """The body as JSON, which must fit `kind`; RequestError when it does not,
+        is too large or too slow.
+        """
         if self.headers.get(b"content-type", b"").partition(b";")[0].strip() != _JSON:
-            raise RequestError("the body is not said to be JSON", "send it with Content-Type: application/json", 415)
+            raise RequestError(
+                "the body is not said to be JSON",
+                "send it with Content-Type: application/json",
+                415,
+            )
         body = b""
         async with receiving_in_time():
             async for chunk in self.chunks():
                 body += chunk
                 if len(body) > _MAX_JSON:
-                    raise RequestError(f"the request is larger than {_MAX_JSON >> 20} MiB", "send less at once", 413)
+                    raise RequestError(
+                        f"the request is larger than {_MAX_JSON >> 20} MiB",
+                        "send less at once",
+                        413,
+                    )
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError as error:
-            raise RequestError(f"the body does not fit: {error}", "correct that, and send it again") from error
+            raise RequestError(
+                f"the body does not fit: {error}", "correct that, and send it again"
+            ) from error
 
     async def wait_for_disconnect(self) -> None:
-        """Return when the client, whose whole body is here, has hung up or sends nothing more, which looks the same."""
+        """Return when the client, whose whole body is here,
+        has hung up or sends nothing more, which looks the same.
+        """
         await self._receive()
 
 
@@ -115,7 +141,9 @@ async def receiving_in_time() -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise RequestError(
-            f"the request's body did not arrive within {UPLOAD:g} s", "check the network, or send less", 408
+            f"the request's body did not arrive within {UPLOAD:g} s",
+            "check the network, or send less",
+            408,
         ) from error
 
 
@@ -125,7 +153,8 @@ class Route(NamedTuple):
     template: str
     method: str
     handler: Callable[[Request], Awaitable[Response]]
-    needs: Literal["token", "login", "nothing"] = "token"  # a token is needed by what is not read only, if there is one
+    # a token is needed by what is not read only, if there is one
+    needs: Literal["token", "login", "nothing"] = "token"
 
 
 class BodyReader:
@@ -138,15 +167,20 @@ class BodyReader:
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """A request's body, decompressed, held until the context is left; RequestError when there is no room for it."""
+        """A request's body, decompressed, held until the context is left;
+        RequestError when there is no room for it.
+        """
         if self._pipeline.draining:
             raise shutting_down()
         self._check_room()
         held: list[bytes] = []
         try:
             await self._receive(request, held)
-            with self._waiting():  # from now on: whoever announces a body and does not send it takes no room
-                await self._unpack(request.headers.get(b"content-encoding", b"identity").lower(), held)
+            # from now on: whoever announces a body and does not send it takes no room
+            with self._waiting():
+                await self._unpack(
+                    request.headers.get(b"content-encoding", b"identity").lower(), held
+                )
                 yield held[0]
         finally:
             self._held -= sum(map(len, held))
@@ -181,7 +215,9 @@ class BodyReader:
         if encoding == b"identity":
             return
         if encoding not in (b"gzip", b"deflate"):
-            raise RequestError("the body's Content-Encoding is not known", "use gzip, deflate or none", 415)
+            raise RequestError(
+                "the body's Content-Encoding is not known", "use gzip, deflate or none", 415
+            )
         self._hold(held, await self._pipeline.run_in_decoder(_decompress, held[0]))
         self._held -= len(held.pop(0))
 
@@ -189,7 +225,9 @@ class BodyReader:
         self._held += len(data)
         into.append(data)
         if self._held > MAX_HELD:
-            raise RequestError(f"{MAX_HELD >> 20} MiB of requests are waiting already", _SLOWLY, 503, _LATER)
+            raise RequestError(
+                f"{MAX_HELD >> 20} MiB of requests are waiting already", _SLOWLY, 503, _LATER
+            )
 
 
 def _decompress(packed: bytes) -> bytes:
@@ -198,11 +236,15 @@ def _decompress(packed: bytes) -> bytes:
     try:
         plain = unpacker.decompress(packed, MAX_BYTES + 1)
     except zlib.error as error:
-        raise RequestError(f"the body cannot be unpacked: {error}", "send it again, or without compression") from error
+        raise RequestError(
+            f"the body cannot be unpacked: {error}", "send it again, or without compression"
+        ) from error
     if len(plain) > MAX_BYTES:
         raise _too_large()
     if not unpacker.eof or unpacker.unused_data:
-        raise RequestError("the body is not one whole compressed stream", "send it again, or without compression")
+        raise RequestError(
+            "the body is not one whole compressed stream", "send it again, or without compression"
+        )
     return plain
 
 
@@ -213,5 +255,7 @@ def shutting_down() -> RequestError:
 
 def _too_large() -> RequestError:
     return RequestError(
-        f"the request is larger than {MAX_BYTES >> 20} MiB", "crop the image or save it compressed", 413
+        f"the request is larger than {MAX_BYTES >> 20} MiB",
+        "crop the image or save it compressed",
+        413,
     )

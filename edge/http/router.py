@@ -17,11 +17,14 @@ from edge.http.request import Receive, Request, RequestError, Response, Route
 _log = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Observe = Callable[[str, int, float], None]  # a route's template, a status, and the seconds until the answer was sent
+# a route's template, a status, and the seconds until the answer was sent
+Observe = Callable[[str, int, float], None]
 
 
 class Router:
-    """Answers each request by its route's handler, for those who may use that; whatever happens, there is an answer."""
+    """Answers each request by its route's handler, for those who may use that;
+    whatever happens, there is an answer.
+    """
 
     def __init__(
         self,
@@ -31,11 +34,16 @@ class Router:
         observe: Observe | None = None,
     ) -> None:
         """Without `access` whoever asks is served; without `logins` nobody can log in."""
-        self.routes = (*routes, *(logins.routes if logins else ()))
-        self._access, self._logins, self._observe = access, logins, observe
-        self._fixed, patterns = defaultdict[str, dict[str, Route]](dict), defaultdict[str, dict[str, Route]](dict)
+        login_routes = logins.routes if logins else ()
+        self.routes = (*routes, *login_routes)
+        self._access = access
+        self._logins = logins
+        self._observe = observe
+        self._fixed = defaultdict[str, dict[str, Route]](dict)
+        patterns = defaultdict[str, dict[str, Route]](dict)
         for route in self.routes:
-            (patterns if "{" in route.template else self._fixed)[route.template][route.method] = route
+            table = patterns if "{" in route.template else self._fixed
+            table[route.template][route.method] = route
         self._patterns = [
             (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template)), by_method)
             for template, by_method in patterns.items()
@@ -55,7 +63,9 @@ class Router:
             answer = Response.json({"error": error.what, "remedy": error.remedy}, 500)
         except Exception:
             _log.exception("the request for %s failed", request.path)
-            answer = Response.json({"error": "the server failed", "remedy": "see its log, and report it"}, 500)
+            answer = Response.json(
+                {"error": "the server failed", "remedy": "see its log, and report it"}, 500
+            )
         headers = [(b"content-type", answer.kind), *answer.headers.items()]
         if answer.stream is None:
             headers.append((b"content-length", b"%d" % len(answer.body)))
@@ -68,7 +78,9 @@ class Router:
             self._observe(template, answer.status, time.perf_counter() - start)
 
     def _match(self, request: Request) -> Mapping[str, Route]:
-        """The routes of a request's path by method; the path's parameters are stored in the request."""
+        """The routes of a request's path by method;
+        the path's parameters are stored in the request.
+        """
         if found := self._fixed.get(request.path):
             return found
         for pattern, by_method in self._patterns:
@@ -78,16 +90,25 @@ class Router:
         return {}
 
     async def _dispatch(self, routes: Mapping[str, Route], request: Request) -> Response:
-        route = routes.get("GET" if request.method == "HEAD" else request.method)
+        method = "GET" if request.method == "HEAD" else request.method
+        route = routes.get(method)
         if self._access:
             self._access.check(request)
             if route is None or route.needs == "token":
                 self._access.check_token(request)
         if not routes:
-            raise RequestError("there is nothing at this path", "GET /openapi.json lists all paths", 404)
+            raise RequestError(
+                "there is nothing at this path", "GET /openapi.json lists all paths", 404
+            )
         if route is None:
-            allowed = ", ".join([*routes, *(["HEAD"] if "GET" in routes else [])])
-            raise RequestError("this path takes another method", f"use {allowed}", 405, {b"allow": allowed.encode()})
+            head_too = ["HEAD"] if "GET" in routes else []
+            allowed = ", ".join([*routes, *head_too])
+            raise RequestError(
+                "this path takes another method",
+                f"use {allowed}",
+                405,
+                {b"allow": allowed.encode()},
+            )
         if route.needs == "login":
             request.user = self._user(request)
         return await route.handler(request)
@@ -95,12 +116,16 @@ class Router:
     def _user(self, request: Request) -> str:
         user = self._logins and self._logins.user(request)
         if not user:
-            raise RequestError("this needs a login", "log in first; edge-node user NAME lets somebody do so", 401)
+            raise RequestError(
+                "this needs a login", "log in first; edge-node user NAME lets somebody do so", 401
+            )
         return user
 
 
 async def _send_stream(stream: AsyncGenerator[bytes], request: Request, send: Send) -> None:
-    """Send pieces as they come and the client takes them; it is noticed with the next one that it has hung up."""
+    """Send pieces as they come and the client takes them;
+    it is noticed with the next one that it has hung up.
+    """
     async with aclosing(stream):
         async for _ in request.chunks():
             pass

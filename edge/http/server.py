@@ -13,10 +13,16 @@ _DRAIN = 15  # seconds for requests in hand
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on; port 0 takes a free one. EdgeNodeError if it cannot."""
+    """A socket that takes connections from now on; port 0 takes a free one.
+
+    EdgeNodeError if it cannot.
+    """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With its protocol named, asyncio turns Nagle's algorithm off; answers would wait 40 ms otherwise.
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        # With its protocol named, asyncio turns Nagle's algorithm off; answers would wait 40 ms
+        # otherwise.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -24,7 +30,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise EdgeNodeError(
             f"cannot listen on {host}, port {port}: {error.strerror}",
-            "stop the program that holds the port, or take another with --port (0: any that is free)",
+            "stop the program that holds the port, or take another with --port (0: any that "
+            "is free)",
         ) from error
     return listener
 

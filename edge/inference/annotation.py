@@ -1,4 +1,6 @@
-"""Annotated pictures of inspected frames: region of interest, tiles, verdict and, on demand, heatmaps."""
+"""Annotated pictures of inspected frames: region of interest, tiles, verdict and,
+on demand, heatmaps.
+"""
 
 import bisect
 import io
@@ -26,10 +28,17 @@ _INK: Color = (34, 34, 34)
 _GRAY: Color = (105, 105, 105)
 _PAPER: Color = (250, 250, 248)
 _WHITE: Color = (255, 255, 255)
-# Pixels of the longer side of a frame in the picture: at least, at most, and at most beside heatmaps.
-_SMALL, _LARGE, _LARGE_BESIDE = 480, 1280, 720
-_EDGE, _GAP = 16, 10  # pixels
-_TITLE, _TEXT = 24, 15  # pixels, font sizes
+# Pixels of the longer side of a frame in the picture: at least, at most, and at most beside
+# heatmaps.
+_SMALL = 480
+_LARGE = 1280
+_LARGE_BESIDE = 720
+# pixels
+_EDGE = 16
+_GAP = 10
+# pixels, font sizes
+_TITLE = 24
+_TEXT = 15
 _ENCODERS = {
     "received": "all plants' encoder",
     "own": "this plant's encoder",
@@ -45,18 +54,22 @@ class _Panel(NamedTuple):
 def annotate(inspection: "Inspection", *, heat: bool = False) -> Image.Image:
     """Draw a frame with its region of interest, its tiles and the verdict, RGB.
 
-    With `heat`, and if the bundle has maps, the frame is repeated for each encoder with its heatmap for the verdict's
-    class, all on one scale: an encoder of little influence looks dark. That runs the model once more. Small frames are
-    enlarged, large ones reduced.
+    With `heat`, and if the bundle has maps, the frame is repeated for each encoder with its heatmap
+    for the verdict's class, all on one scale: an encoder of little influence looks dark. That runs
+    the model once more. Small frames are enlarged, large ones reduced.
     """
     with_heat = heat and "maps" in inspection.model.manifest.extras
-    frame, scale = _resize(inspection.tiled.photo.image, _LARGE_BESIDE if with_heat else _LARGE)
+    largest = _LARGE_BESIDE if with_heat else _LARGE
+    frame, scale = _resize(inspection.tiled.photo.image, largest)
     panels = [_Panel(_frame_title(inspection), _draw_tiles(frame, scale, inspection))]
-    return _page(inspection, panels + (_heat_panels(frame, scale, inspection) if with_heat else []))
+    heat_panels = _heat_panels(frame, scale, inspection) if with_heat else []
+    return _page(inspection, panels + heat_panels)
 
 
 def render_frame(inspection: "Inspection", *, heat: bool = False) -> Image.Image:
-    """A frame with its tiles, RGB; with `heat`, and if the bundle has maps, under the sum of all encoders' heat."""
+    """A frame with its tiles, RGB; with `heat`, and if the bundle has maps,
+    under the sum of all encoders' heat.
+    """
     frame, scale = _resize(inspection.tiled.photo.image, _LARGE)
     if heat and "maps" in inspection.model.manifest.extras:
         total = _heat(frame, scale, inspection).sum(0)
@@ -65,7 +78,9 @@ def render_frame(inspection: "Inspection", *, heat: bool = False) -> Image.Image
 
 
 def _mark(picture: Image.Image) -> Image.Image:
-    """The picture, to be told from an image of a surface: with a comment of the JPEG file as which it is saved."""
+    """The picture, to be told from an image of a surface:
+    with a comment of the JPEG file as which it is saved.
+    """
     picture.info["comment"] = ANNOTATED.encode()
     return picture
 
@@ -73,7 +88,8 @@ def _mark(picture: Image.Image) -> Image.Image:
 def encode_jpeg(picture: Image.Image | NDArray[np.uint8]) -> bytes:
     """A JPEG file of a picture, or of pixels [height, width, 3] RGB."""
     out = io.BytesIO()
-    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(out, "JPEG", quality=90)
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    (image).save(out, "JPEG", quality=90)
     return out.getvalue()
 
 
@@ -99,32 +115,46 @@ def _frame_title(inspection: "Inspection") -> str:
 
 def _draw_tiles(frame: Image.Image, scale: float, inspection: "Inspection") -> Image.Image:
     """The frame with its tiles; what was not inspected is dark."""
-    verdict, picture = inspection.verdict, _dim_outside(frame, scale, inspection)
+    verdict = inspection.verdict
+    picture = _dim_outside(frame, scale, inspection)
     draw = ImageDraw.Draw(picture, "RGBA")
     for tile in verdict.tiles:
         if not tile.defect:
             draw.rectangle(_corners(tile.box, scale), outline=(*_WHITE, 80))
-    defects = sorted((tile for tile in verdict.tiles if tile.defect), key=lambda tile: -tile.confidence)
+    defects = sorted(
+        (tile for tile in verdict.tiles if tile.defect), key=lambda tile: -tile.confidence
+    )
     for tile in reversed(defects):
-        draw.rectangle(_corners(tile.box, scale), outline=_DEFECT, width=4 if tile is defects[0] else 2)
+        width = 4 if tile is defects[0] else 2
+        draw.rectangle(_corners(tile.box, scale), outline=_DEFECT, width=width)
     occupied: list[Corners] = []
     for tile in defects:
-        _draw_label(draw, _corners(tile.box, scale), f"{tile.label} {tile.confidence:.0%}", occupied, frame.size)
+        _draw_label(
+            draw,
+            _corners(tile.box, scale),
+            f"{tile.label} {tile.confidence:.0%}",
+            occupied,
+            frame.size,
+        )
     return picture
 
 
 def _dim_outside(picture: Image.Image, scale: float, inspection: "Inspection") -> Image.Image:
     """A picture of the frame with the part that was not inspected darkened."""
     inside = scale_box(_bounding_box(inspection.tiled.boxes), scale)
-    dark = Image.blend(picture.convert("L").convert("RGB"), Image.new("RGB", picture.size, _INK), 0.6)
+    dark = Image.blend(
+        picture.convert("L").convert("RGB"), Image.new("RGB", picture.size, _INK), 0.6
+    )
     dark.paste(picture.crop(inside), inside)
     return dark
 
 
 def _bounding_box(boxes: tuple[Box, ...]) -> Box:
     """The smallest rectangle around all tiles."""
-    left, top = min(box.left for box in boxes), min(box.top for box in boxes)
-    right, bottom = max(box.left + box.width for box in boxes), max(box.top + box.height for box in boxes)
+    left = min(box.left for box in boxes)
+    top = min(box.top for box in boxes)
+    right = max(box.left + box.width for box in boxes)
+    bottom = max(box.top + box.height for box in boxes)
     return Box(left, top, right - left, bottom - top)
 
 
@@ -135,13 +165,20 @@ def _corners(box: Box, scale: float) -> Corners:
 
 
 def _draw_label(
-    draw: ImageDraw.ImageDraw, box: Corners, text: str, occupied: list[Corners], size: tuple[int, int]
+    draw: ImageDraw.ImageDraw,
+    box: Corners,
+    text: str,
+    occupied: list[Corners],
+    size: tuple[int, int],
 ) -> None:
-    """Label a tile in its corner, unless that would cover a more confident tile's label or the frame is too narrow."""
+    """Label a tile in its corner, unless that would cover a more confident tile's label or the
+    frame is too narrow.
+    """
     font = _font(_TEXT)
     text = replace_unprintable(text, keep="")
     width, height = round(font.getlength(text)) + 10, _TEXT + 8
-    left, top = max(0, min(box[0], size[0] - width)), max(0, min(box[1], size[1] - height))
+    left = max(0, min(box[0], size[0] - width))
+    top = max(0, min(box[1], size[1] - height))
     plate = (left, top, left + width, top + height)
     if width > size[0] or any(_overlap(plate, other) for other in occupied):
         return
@@ -160,7 +197,8 @@ def _overlap(one: Corners, other: Corners) -> bool:
 def _heat_panels(frame: Image.Image, scale: float, inspection: "Inspection") -> list[_Panel]:
     """The frame under each encoder's heatmap."""
     found = _heat(frame, scale, inspection)
-    most, total = max(float(found.max()), 1e-9), max(float(found.sum()), 1e-9)
+    most = max(float(found.max()), 1e-9)
+    total = max(float(found.sum()), 1e-9)
     titles = [_ENCODERS[each] for each in inspection.model.manifest.encoders] or ["encoder"]
     return [
         _Panel(
@@ -173,16 +211,20 @@ def _heat_panels(frame: Image.Image, scale: float, inspection: "Inspection") -> 
 
 def _heat(frame: Image.Image, scale: float, inspection: "Inspection") -> NDArray[np.float32]:
     """Evidence for the verdict's class by each encoder, as `class_heat` gives it."""
-    model, (pixels, boxes, _) = inspection.model, inspection.tiled
+    model = inspection.model
+    (pixels, boxes, _) = inspection.tiled
     maps = model.predictor.run_one_by_one(pixels, ("maps",)).maps
     assert maps is not None
-    return class_heat(maps, model.manifest.classes.index(inspection.verdict.label), boxes, scale, frame.size)
+    return class_heat(
+        maps, model.manifest.classes.index(inspection.verdict.label), boxes, scale, frame.size
+    )
 
 
 def _legend(label: str, width: int) -> Image.Image:
     """The colours and what they mean."""
     font = _font(_TEXT)
-    before, after = "no more than for other classes", f"speaks for {label}"
+    before = "no more than for other classes"
+    after = f"speaks for {label}"
     bar = heat_colors(np.tile(np.linspace(0, 1, 160, dtype=np.float32), (12, 1)))
     legend = Image.new("RGB", (width, _TEXT + 8), _PAPER)
     draw = ImageDraw.Draw(legend)
@@ -197,7 +239,9 @@ def _legend(label: str, width: int) -> Image.Image:
 
 
 def _page(inspection: "Inspection", panels: list[_Panel]) -> Image.Image:
-    """Header, panels beside each other or, if they are wide, below each other, and the legend of the heatmap."""
+    """Header, panels beside each other or, if they are wide, below each other,
+    and the legend of the heatmap.
+    """
     wide, high = panels[0].picture.size
     beside = wide <= 1.6 * high
     caption = _TEXT + 12
@@ -205,16 +249,29 @@ def _page(inspection: "Inspection", panels: list[_Panel]) -> Image.Image:
     width = max(columns * (wide + _GAP) - _GAP, _SMALL)
     rows = -(-len(panels) // columns)
     header = _header(inspection.verdict, width)
-    legend = [_legend(replace_unprintable(inspection.verdict.label, keep=""), width)] if len(panels) > 1 else []
-    height = header.height + rows * (caption + high + _GAP) - _GAP + sum(_GAP + each.height for each in legend)
+    legend = (
+        [_legend(replace_unprintable(inspection.verdict.label, keep=""), width)]
+        if len(panels) > 1
+        else []
+    )
+    height = (
+        header.height
+        + rows * (caption + high + _GAP)
+        - _GAP
+        + sum(_GAP + each.height for each in legend)
+    )
     page = Image.new("RGB", (width + 2 * _EDGE, height + 2 * _EDGE), _PAPER)
     page.paste(header, (_EDGE, _EDGE))
-    draw, font = ImageDraw.Draw(page), _font(_TEXT)
+    draw = ImageDraw.Draw(page)
+    font = _font(_TEXT)
     for number, (title, picture) in enumerate(panels):
         row, column = divmod(number, columns)
-        left, top = _EDGE + column * (wide + _GAP), _EDGE + header.height + row * (caption + high + _GAP)
+        left = _EDGE + column * (wide + _GAP)
+        top = _EDGE + header.height + row * (caption + high + _GAP)
         room = wide if beside and len(panels) > 1 else width
-        draw.text((left, top + caption // 2), _truncate(title, font, room), _GRAY, font, anchor="lm")
+        draw.text(
+            (left, top + caption // 2), _truncate(title, font, room), _GRAY, font, anchor="lm"
+        )
         page.paste(picture, (left, top + caption))
     for each in legend:
         page.paste(each, (_EDGE, page.height - _EDGE - each.height))
@@ -233,11 +290,15 @@ def _header(verdict: Verdict, width: int) -> Image.Image:
     small += [f"in doubt: {doubt}" for doubt in verdict.doubts]
     line_height = _TEXT + 6
     header = Image.new("RGB", (width, _TITLE + 12 + line_height * len(small)), _PAPER)
-    draw, large, font = ImageDraw.Draw(header), _font(_TITLE), _font(_TEXT)
+    draw = ImageDraw.Draw(header)
+    large = _font(_TITLE)
+    font = _font(_TEXT)
     draw.rectangle((0, 2, 7, _TITLE + 5), fill=color)
     sure = f"{verdict.confidence:.1%}"
     room = width - 16 - round(large.getlength(f"  {sure}"))
-    draw.text((16, _TITLE // 2 + 3), f"{_truncate(what, large, room)}  {sure}", color, large, anchor="lm")
+    draw.text(
+        (16, _TITLE // 2 + 3), f"{_truncate(what, large, room)}  {sure}", color, large, anchor="lm"
+    )
     for number, text in enumerate(small):
         ink = _INK if text.startswith("in doubt") else _GRAY
         draw.text(
@@ -255,7 +316,9 @@ def _truncate(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     text = replace_unprintable(text[:1000], keep="")
     if font.getlength(text) <= width:
         return text
-    most = bisect.bisect_right(range(len(text)), width, key=lambda count: round(font.getlength(f"{text[:count]}…")))
+    most = bisect.bisect_right(
+        range(len(text)), width, key=lambda count: round(font.getlength(f"{text[:count]}…"))
+    )
     return f"{text[: most - 1]}…" if most else ""
 
 

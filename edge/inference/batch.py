@@ -1,4 +1,6 @@
-"""Classification of many image files without a daemon, and the result file from which an interrupted run resumes."""
+"""Classification of many image files without a daemon,
+and the result file from which an interrupted run resumes.
+"""
 
 import csv
 import hashlib
@@ -24,7 +26,19 @@ from edge.terminal.formatting import natural_key, plain_cell, read_cell
 from edge.uncertainty.uncertainty_check import Settings as Doubting
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
-COLUMNS = ("image", "label", "confidence", "defect", "taught", "doubts", "bundle", "model", "view", "time", "error")
+COLUMNS = (
+    "image",
+    "label",
+    "confidence",
+    "defect",
+    "taught",
+    "doubts",
+    "bundle",
+    "model",
+    "view",
+    "time",
+    "error",
+)
 _READABLE = 200  # bytes of an image's name that its picture's name keeps
 _HEADER = ",".join(COLUMNS) + "\n"
 
@@ -37,7 +51,8 @@ class Image(NamedTuple):
 
 
 def find_images(paths: Sequence[Path]) -> list[Image]:
-    """The image files among `paths`: the files themselves, and all image files in folders and below, sorted by name.
+    """The image files among `paths`: the files themselves,
+    and all image files in folders and below, sorted by name.
 
     In folders hidden and annotated ones are left out. UsageError when a folder holds none.
     """
@@ -48,7 +63,8 @@ def find_images(paths: Sequence[Path]) -> list[Image]:
             inside = drop_annotated(sorted(_walk(path), key=lambda each: natural_key(str(each))))
         if not inside:
             raise UsageError(
-                f"there are no images in {path}", f"name a folder that holds files with {' '.join(SUFFIXES)}"
+                f"there are no images in {path}",
+                f"name a folder that holds files with {' '.join(SUFFIXES)}",
             )
         found += [Image(_display_name(each), each) for each in inside]
     return found
@@ -70,7 +86,8 @@ def _display_name(path: Path) -> str:
 class FolderLabels(NamedTuple):
     """Classes of images by the folders that they lie in."""
 
-    truths: dict[str, str]  # by the image's name; empty unless each folder is named as one of the model's classes
+    # by the image's name; empty unless each folder is named as one of the model's classes
+    truths: dict[str, str]
     unknown: tuple[str, ...]  # folders that are not, where others are
 
 
@@ -80,14 +97,16 @@ def read_folder_labels(images: Sequence[Image], classes: Sequence[str]) -> Folde
     unknown = sorted(set(folders.values()) - set(classes))
     if not unknown:
         return FolderLabels(folders, ())
-    return FolderLabels({}, tuple(unknown) if set(folders.values()) & set(classes) else ())
+    strangers = tuple(unknown) if set(folders.values()) & set(classes) else ()
+    return FolderLabels({}, strangers)
 
 
 def count_known(images: Sequence[Image], manifest: Manifest) -> int:
     """How many of the images trained the model, as far as its manifest tells."""
     known = set(manifest.trained_on)
     found = 0
-    for image in images if known else ():
+    labelled = images if known else ()
+    for image in labelled:
         with suppress(OSError):  # it has been told as a failure
             found += short_digest(hashlib.sha256(image.path.read_bytes()).hexdigest()) in known
     return found
@@ -96,7 +115,9 @@ def count_known(images: Sequence[Image], manifest: Manifest) -> int:
 def classify_images(
     model: Model, images: Sequence[Image], view: View | None = None, prior: Prior | None = None
 ) -> Iterator[Inspection | Failure]:
-    """Inspect images one after another; UsageError when view or prior name a class that the model does not have."""
+    """Inspect images one after another; UsageError when view or prior name a class that the
+    model does not have.
+    """
     pipeline = Pipeline(model, NullConsumer(), view, [UncertaintyCheck(Doubting())], prior)
     for name, path in images:
         yield pipeline.inspect_sync(Frame(name, path))
@@ -124,31 +145,42 @@ class EarlierVerdict(NamedTuple):
 class ResultFile:
     """A file of outcomes, JSON lines or CSV by its suffix, to which each outcome adds a line.
 
-    `classified` are the images that have a verdict in it, by name. Failed ones are tried again: an image's last line
-    counts.
+    `classified` are the images that have a verdict in it, by name. Failed ones are tried again: an
+    image's last line counts.
     """
 
-    def __init__(self, path: Path, model: Model, view: View | None = None, prior: Prior | None = None) -> None:
-        """Open or create it; UsageError when it has another suffix, or results of another model, view or prior."""
+    def __init__(
+        self, path: Path, model: Model, view: View | None = None, prior: Prior | None = None
+    ) -> None:
+        """Open or create it; UsageError when it has another suffix,
+        or results of another model, view or prior.
+        """
         self._view = _digest(view or View(), prior or Prior())
         self._kind: Literal["csv", "jsonl"] = "csv" if path.suffix == ".csv" else "jsonl"
         if path.suffix not in (".csv", ".jsonl"):
-            raise UsageError(f"{path} is neither .jsonl nor .csv", "give the file one of these suffixes")
+            raise UsageError(
+                f"{path} is neither .jsonl nor .csv", "give the file one of these suffixes"
+            )
         try:
-            self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+            mode: Literal["r+b", "w+b"] = "r+b" if path.exists() else "w+b"
+            self._file: BinaryIO = path.open(mode)
             content = self._file.read()
         except OSError as error:
             raise EdgeNodeError(
-                f"cannot write results to {path}: {error.strerror}", "name a file in a folder that can be written"
+                f"cannot write results to {path}: {error.strerror}",
+                "name a file in a folder that can be written",
             ) from error
         whole = content[: content.rfind(b"\n") + 1]  # the last line may have been cut off
         try:
             rows = self._rows(whole)
         except (ValueError, msgspec.MsgspecError) as error:
-            raise UsageError(f"{path} holds something other than results", "name another file") from error
+            raise UsageError(
+                f"{path} holds something other than results", "name another file"
+            ) from error
         if others := {row.model for row in rows if row.model} - {model.digest}:
             raise UsageError(
-                f"{path} holds results of another model ({', '.join(sorted(others))}, not {model.digest})",
+                f"{path} holds results of another model ({', '.join(sorted(others))}, not "
+                f"{model.digest})",
                 "name another file",
             )
         if {row.view for row in rows if row.model} - {self._view}:
@@ -173,19 +205,26 @@ class ResultFile:
         if text and not text.startswith(_HEADER):
             raise ValueError("other columns")
         names, *rows = list(csv.reader(io.StringIO(text))) or [[]]
-        return [msgspec.convert(dict(zip(names, map(read_cell, row), strict=True)), _Row) for row in rows if row]
+        return [
+            msgspec.convert(dict(zip(names, map(read_cell, row), strict=True)), _Row)
+            for row in rows
+            if row
+        ]
 
     def add(self, outcome: Verdict | Failure) -> None:
         """Append an outcome; EdgeNodeError when it cannot be written."""
         try:
             if self._kind == "jsonl":
-                row = msgspec.to_builtins(outcome) | ({"view": self._view} if isinstance(outcome, Verdict) else {})
+                isinstance_ = {"view": self._view} if isinstance(outcome, Verdict) else {}
+                row = msgspec.to_builtins(outcome) | isinstance_
                 self._write(msgspec.json.encode(row).decode() + "\n")
             else:
                 text = io.StringIO()
-                csv.writer(text, lineterminator="\n").writerow(
-                    plain_cell(each) if isinstance(each, str) else each for each in _cells(outcome, self._view)
-                )
+                row = []
+                for cell in _cells(outcome, self._view):
+                    shown = plain_cell(cell) if isinstance(cell, str) else cell
+                    row.append(shown)
+                csv.writer(text, lineterminator="\n").writerow(row)
                 self._write(text.getvalue())
         except OSError as error:
             raise EdgeNodeError(
@@ -205,13 +244,20 @@ def _digest(view: View, prior: Prior) -> str:
 
 def _cells(outcome: Verdict | Failure, view: str) -> list[object]:
     if isinstance(outcome, Failure):
-        return [outcome.image, *[""] * (len(COLUMNS) - 3), outcome.time, replace_unprintable(outcome.error, keep="")]
+        return [
+            outcome.image,
+            *[""] * (len(COLUMNS) - 3),
+            outcome.time,
+            replace_unprintable(outcome.error, keep=""),
+        ]
     row = {name: getattr(outcome, name, "") for name in COLUMNS}
     flags = {"defect": int(outcome.defect), "taught": int(outcome.taught)}
     return list((row | flags | {"doubts": " ".join(outcome.doubts), "view": view}).values())
 
 
 def annotated_path(image: str, folder: Path) -> Path:
-    """The path for the annotated picture of an image: unique, with a name short enough for any file system."""
+    """The path for the annotated picture of an image: unique,
+    with a name short enough for any file system.
+    """
     readable = image.strip("./").replace("/", "_").encode()[-_READABLE:].decode(errors="ignore")
     return folder / f"{readable}.{hashlib.sha256(image.encode()).hexdigest()[:8]}.annotated.jpg"

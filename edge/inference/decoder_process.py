@@ -1,4 +1,6 @@
-"""Decoder process: `python -m edge.inference.decoder_process` decodes the images whose decoding can take long."""
+"""Decoder process: `python -m edge.inference.decoder_process` decodes the images whose decoding
+can take long.
+"""
 
 from edge.inference.image_decoding import answer_decoding
 from edge.inference.worker_process import serve_requests

@@ -1,21 +1,26 @@
 """The effort of decoding an image file, told from its structure before anything is decoded.
 
-What is quick takes a second at most, whatever the file holds: a JPEG of few scans, a PNG of ordinary chunks, a BMP
-without compression. Of others (TIFF and WebP, a JPEG that goes over its pixels again and again, files with megabytes of
-metadata, of which Pillow makes Python objects) nothing is known.
+What is quick takes a second at most, whatever the file holds: a JPEG of few scans, a PNG of
+ordinary chunks, a BMP without compression. Of others (TIFF and WebP, a JPEG that goes over its
+pixels again and again, files with megabytes of metadata, of which Pillow makes Python objects)
+nothing is known.
 """
 
 import struct
 
 _PASSES = 64_000_000  # pixels of a JPEG times its scans; of a PNG times their weight
 _SEGMENTS = 256  # of a JPEG before its first scan: phones write dozens
-_CHUNKS, _CHUNK = 64, 4096  # a PNG's chunks: so many, and one more for so many bytes
+# a PNG's chunks: so many, and one more for so many bytes
+_CHUNKS = 64
+_CHUNK = 4096
 _WEIGHT = 8  # of a PNG's pixel that has to be converted
 _METADATA = 1 << 20  # bytes of a file besides its pixels
 
 _SCAN = 0xDA
-_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; arithmetic coding and others are rare and slow
-_TABLES = (0xC4, *range(0xDB, 0xDE), *range(0xE0, 0xF0), 0xFE)  # and applications' segments, and comments
+# baseline, extended, progressive; arithmetic coding and others are rare and slow
+_FRAMES = (0xC0, 0xC1, 0xC2)
+# and applications' segments, and comments
+_TABLES = (0xC4, *range(0xDB, 0xDE), *range(0xE0, 0xF0), 0xFE)
 
 
 def is_quick(content: bytes) -> bool:
@@ -31,8 +36,11 @@ def is_quick(content: bytes) -> bool:
 
 
 def _is_quick_jpeg(content: bytes) -> bool:
-    """Whether pixels times scans are few, and so are the segments before them: all decoders must read them alike."""
-    at, pixels = 2, 0
+    """Whether pixels times scans are few, and so are the segments before them:
+    all decoders must read them alike.
+    """
+    at = 2
+    pixels = 0
     for _ in range(_SEGMENTS):
         mark, kind, length = struct.unpack_from(">BBH", content, at)
         if mark != 0xFF or length < 2:
@@ -50,10 +58,13 @@ def _is_quick_jpeg(content: bytes) -> bool:
 
 
 def _is_quick_png(content: bytes) -> bool:
-    """Whether its chunks are few for their bytes, and its pixels few for what has to be done with them."""
+    """Whether its chunks are few for their bytes,
+    and its pixels few for what has to be done with them.
+    """
     width, height, depth, color = struct.unpack_from(">IIBB", content, 16)
     weight = 1 if depth <= 8 and color in (0, 2) else _WEIGHT  # gray, RGB
-    at, metadata = 8, 0
+    at = 8
+    metadata = 0
     for _ in range(_CHUNKS + len(content) // _CHUNK):
         if at + 8 > len(content):  # what is left is no chunk
             return bool(width * height * weight <= _PASSES and metadata <= _METADATA)

@@ -27,14 +27,16 @@ MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535  # JPEG's own; resizing needs memory that grows with the side
 MAX_BYTES = 64 << 20
 _BAND = 256  # rows
-ANNOTATED = "edge-node: annotated picture"  # in the head of every file in which edge-node has drawn on images
+# in the head of every file in which edge-node has drawn on images
+ANNOTATED = "edge-node: annotated picture"
 _HEAD = 1024  # bytes
 PATIENCE = 60.0  # seconds that decoding may take where nobody else waits for it
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 _PROCESSES = WorkerProcesses("edge.inference.decoder_process")
 _log = logging.getLogger(__name__)
 
-# Pillow warns of each damaged tag, in words of its own: one file could fill a log with 65,535 of them.
+# Pillow warns of each damaged tag, in words of its own: one file could fill a log with 65,535 of
+# them.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -54,7 +56,9 @@ class Photo(NamedTuple):
     def from_array(cls, pixels: NDArray[np.uint8]) -> "Photo":
         """A camera's frame, uint8 [height, width, 3] RGB; ValueError for anything else."""
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise ValueError(f"expected uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
+            raise ValueError(
+                f"expected uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}"
+            )
         return cls(Image.fromarray(pixels), "", "RGB", "")
 
     def crop(self, box: Box) -> "Photo":
@@ -65,21 +69,28 @@ class Photo(NamedTuple):
         return self._replace(image=self.image.crop((left, top, left + width, top + height)))
 
     def resize(self, size: int) -> NDArray[np.uint8]:
-        """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""
+        """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased,
+        aspect ratio not kept) RGB.
+        """
         return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
 
 
 def drop_annotated(paths: Iterable[Path]) -> list[Path]:
-    """The files without those that edge-node has drawn, with marks, text or heat: none trains or judges a model.
+    """The files without those that edge-node has drawn, with marks, text or heat:
+    none trains or judges a model.
 
-    They are known by their head or, if another program has saved them since, by their name; what is left out is logged.
+    They are known by their head or, if another program has saved them since, by their name; what is
+    left out is logged.
     """
     kept: list[Path] = []
     left_out: list[Path] = []
     for path in paths:
-        (left_out if _is_annotated(path) else kept).append(path)
+        group = left_out if _is_annotated(path) else kept
+        group.append(path)
     if left_out:
-        _log.warning("%d annotated picture(s) are left out, the first is %s", len(left_out), left_out[0])
+        _log.warning(
+            "%d annotated picture(s) are left out, the first is %s", len(left_out), left_out[0]
+        )
     return kept
 
 
@@ -104,29 +115,40 @@ class SlowImageError(Exception):
     """An image whose decoding can take long, while only others were wanted."""
 
 
-def decode_image(data: bytes | Path, size: int, name: str = "", seconds: float = PATIENCE) -> NDArray[np.uint8]:
-    """An image file as uint8 [size, size, 3], RGB: `read_image`, then `resize`. Raises as the former."""
+def decode_image(
+    data: bytes | Path, size: int, name: str = "", seconds: float = PATIENCE
+) -> NDArray[np.uint8]:
+    """An image file as uint8 [size, size, 3], RGB: `read_image`, then `resize`.
+
+    Raises as the former.
+    """
     return read_image(data, name, seconds).resize(size)
 
 
 def read_image(data: bytes | Path, name: str = "", seconds: float = PATIENCE) -> Photo:
     """Decode an image file at its own size.
 
-    The result is the first frame, turned as its EXIF tag says. Transparent pixels are laid over black, 16-bit gray is
-    scaled from its full range, colour profiles are ignored. Raises ImageError, which names it `name` (default: the
-    path), for anything that is not a complete image of at most MAX_PIXELS pixels, MAX_SIDE a side, and MAX_BYTES bytes
-    in one of the formats of SUFFIXES.
+    The result is the first frame, turned as its EXIF tag says. Transparent pixels are laid over
+    black, 16-bit gray is scaled from its full range, colour profiles are ignored. Raises
+    ImageError, which names it `name` (default: the path), for anything that is not a complete image
+    of at most MAX_PIXELS pixels, MAX_SIDE a side, and MAX_BYTES bytes in one of the formats of
+    SUFFIXES.
 
-    A file that `decoding_effort` does not show to be quick is decoded in a process of its own, which is ended after so
-    many `seconds` of the processor's time: also an ImageError. With 0 seconds SlowImageError is raised instead.
+    A file that `decoding_effort` does not show to be quick is decoded in a process of its own,
+    which is ended after so many `seconds` of the processor's time: also an ImageError. With 0
+    seconds SlowImageError is raised instead.
     """
-    name = name or (str(data) if isinstance(data, Path) else "the image")
-    # Never Pillow's own reading of paths: it maps the file, and if that is truncated meanwhile the process dies.
+    if not name:
+        name = str(data) if isinstance(data, Path) else "the image"
+    # Never Pillow's own reading of paths: it maps the file, and if that is truncated meanwhile the
+    # process dies.
     content = _read(data, name) if isinstance(data, Path) else data
     if len(content) > MAX_BYTES:
         raise _too_large(name)
     if not content:
-        raise ImageError(f"{name} is empty", "check that the camera or the copy finished writing it")
+        raise ImageError(
+            f"{name} is empty", "check that the camera or the copy finished writing it"
+        )
     if is_quick(content):
         return _decode(content, name)
     if not seconds:
@@ -141,18 +163,27 @@ def _decode_elsewhere(content: bytes, name: str, seconds: float) -> Photo:
     except WorkerEndedError as error:
         if error.is_late:
             raise ImageError(
-                f"{name} takes more than {seconds:g} s to decode", "save it as a baseline JPEG or as PNG, or smaller"
+                f"{name} takes more than {seconds:g} s to decode",
+                "save it as a baseline JPEG or as PNG, or smaller",
             ) from None
-        raise ImageError(f"{name} brings its decoder down: {error}", "use an undamaged file") from None
+        raise ImageError(
+            f"{name} brings its decoder down: {error}", "use an undamaged file"
+        ) from None
     except OSError as error:
         raise ImageError(
-            f"{name} cannot be decoded: no process can be started ({error.strerror})", "free memory, or raise limits"
+            f"{name} cannot be decoded: no process can be started ({error.strerror})",
+            "free memory, or raise limits",
         ) from error
     head, _, pixels = answer.partition(b"\n")
     found = msgspec.json.decode(head, type=_Decoded | _Refused)
     if isinstance(found, _Refused):
         raise ImageError(found.what, found.remedy)
-    return Photo(Image.frombuffer(found.mode, found.size, pixels), found.format, found.file_mode, found.camera)
+    return Photo(
+        Image.frombuffer(found.mode, found.size, pixels),
+        found.format,
+        found.file_mode,
+        found.camera,
+    )
 
 
 class _Decoded(Struct, tag=True):
@@ -189,7 +220,8 @@ def _decode(content: bytes, name: str) -> Photo:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _check_pixels(image, name)
             image.load()
-            mode, camera = image.mode, _camera(image)
+            mode = image.mode
+            camera = _camera(image)
             ImageOps.exif_transpose(image, in_place=True)
             return Photo(_convert(image, name), str(image.format), mode, camera)
     except ImageError:
@@ -197,14 +229,17 @@ def _decode(content: bytes, name: str) -> Photo:
     except Exception as error:  # a hostile or broken file can raise anything inside a decoder
         reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else error
         raise ImageError(
-            f"{name} is not a whole image: {reason}", "use an undamaged JPEG, PNG, BMP, TIFF or WebP file"
+            f"{name} is not a whole image: {reason}",
+            "use an undamaged JPEG, PNG, BMP, TIFF or WebP file",
         ) from error
 
 
 def _camera(image: Image.Image) -> str:
     with contextlib.suppress(Exception):  # damaged tags do not make an image unusable
         exif = image.getexif()
-        return " ".join(str(exif[tag]).strip("\0 ") for tag in (Base.Make, Base.Model) if tag in exif)
+        return " ".join(
+            str(exif[tag]).strip("\0 ") for tag in (Base.Make, Base.Model) if tag in exif
+        )
     return ""
 
 
@@ -216,19 +251,23 @@ def _read(path: Path, name: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ImageError(
-            f"{name} cannot be read: {error.strerror}", "check that the file is there and may be read"
+            f"{name} cannot be read: {error.strerror}",
+            "check that the file is there and may be read",
         ) from error
 
 
 def _too_large(name: str) -> ImageError:
-    return ImageError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed")
+    return ImageError(
+        f"{name} is larger than {MAX_BYTES >> 20} MiB", "crop it or save it compressed"
+    )
 
 
 def _check_pixels(image: Image.Image, name: str) -> None:
     """Refuse a decompression bomb before its pixels are unpacked."""
     if image.width * image.height > MAX_PIXELS:
         raise ImageError(
-            f"{name} has {image.width} x {image.height} pixels, more than {MAX_PIXELS // 1_000_000} million",
+            f"{name} has {image.width} x {image.height} pixels, more than "
+            f"{MAX_PIXELS // 1_000_000} million",
             "crop or scale it first",
         )
     if max(image.size) > MAX_SIDE:
@@ -241,13 +280,18 @@ def _check_pixels(image: Image.Image, name: str) -> None:
 def _convert(image: Image.Image, name: str) -> Image.Image:
     """The same picture in mode L or RGB, with full-range 8-bit channels.
 
-    It is converted in bands: intermediate results would take several times the memory of a large image.
+    It is converted in bands: intermediate results would take several times the memory of a large
+    image.
     """
     if image.mode in ("L", "RGB"):
         return image
     if image.mode in ("I", "F"):
-        raise ImageError(f"{name} has 32-bit pixels, whose range is not known", "save it with 8 or 16 bits a channel")
-    plain = Image.new("L" if image.mode == "1" or image.mode.startswith("I;16") else "RGB", image.size)
+        raise ImageError(
+            f"{name} has 32-bit pixels, whose range is not known",
+            "save it with 8 or 16 bits a channel",
+        )
+    mode = "L" if image.mode == "1" or image.mode.startswith("I;16") else "RGB"
+    plain = Image.new(mode, image.size)
     for top in range(0, image.height, _BAND):
         band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
         plain.paste(_convert_band(band, plain.mode), (0, top))

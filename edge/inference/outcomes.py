@@ -1,4 +1,6 @@
-"""Outcomes that a line reports, a JSON object each: about an image (Verdict, Failure) and about itself (Notice)."""
+"""Outcomes that a line reports, a JSON object each: about an image (Verdict,
+Failure) and about itself (Notice).
+"""
 
 import json
 import math
@@ -39,10 +41,12 @@ class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
     milliseconds: float  # decoding and predicting, without waiting
     time: str  # ISO 8601, UTC
     source: str = ""  # where the image came from
-    model: str = ""  # the manifest's hash, the first 12 digits: tells two bundles of one round apart
+    # the manifest's hash, the first 12 digits: tells two bundles of one round apart
+    model: str = ""
     defect: bool = True  # False when the label is the class that means no defect
     taught: bool = True  # False when the label is a class that this plant never taught
-    doubts: tuple[str, ...] = ()  # why somebody should look at the image; empty when the verdict is accepted
+    # why somebody should look at the image; empty when the verdict is accepted
+    doubts: tuple[str, ...] = ()
     disagreement: float | None = None  # of the model's encoders, 0..1
     novelty: float | None = None  # distance from the nearest held-out image or class mean, 0..2
     tiles: tuple[Tile, ...] = ()  # if the frame was cut into several
@@ -77,7 +81,10 @@ _decode = msgspec.json.Decoder(Outcome).decode
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """An outcome as JSON that decodes again. A verdict with numbers that JSON cannot hold becomes a failure."""
+    """An outcome as JSON that decodes again.
+
+    A verdict with numbers that JSON cannot hold becomes a failure.
+    """
     data = _json(outcome)
     try:
         _decode(data)
@@ -97,13 +104,15 @@ def _finite(outcome: Outcome) -> Outcome:
     """The outcome without NaN and infinity."""
     match outcome:
         case Verdict(image=image, time=time, source=source, id=id_):
-            error, remedy = (
-                "the verdict holds a number that is not finite",
-                "check the model: see its verdicts in `infer`",
+            error = "the verdict holds a number that is not finite"
+            remedy = "check the model: see its verdicts in `infer`"
+            return Failure(
+                image=image, error=error, remedy=remedy, time=time, source=source, id=id_
             )
-            return Failure(image=image, error=error, remedy=remedy, time=time, source=source, id=id_)
         case Notice(details=details):
-            return msgspec.structs.replace(outcome, details={name: _text(each) for name, each in details.items()})
+            return msgspec.structs.replace(
+                outcome, details={name: _text(each) for name, each in details.items()}
+            )
     return outcome
 
 

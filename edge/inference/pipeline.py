@@ -1,4 +1,6 @@
-"""The inspection pipeline of a line: each frame decoded, cut into tiles, classified in one worker thread, handed on."""
+"""The inspection pipeline of a line: each frame decoded, cut into tiles,
+classified in one worker thread, handed on.
+"""
 
 import asyncio
 import contextlib
@@ -14,7 +16,14 @@ from numpy.typing import NDArray
 
 from broker_config.protocol.errors import EdgeNodeError
 from edge.inference.class_prior import Prior, is_taught, reweight
-from edge.inference.image_decoding import PATIENCE, ImageError, Photo, SlowImageError, decode_image, read_image
+from edge.inference.image_decoding import (
+    PATIENCE,
+    ImageError,
+    Photo,
+    SlowImageError,
+    decode_image,
+    read_image,
+)
 from edge.inference.outcomes import Failure, Outcome, Verdict, current_time, new_id
 from edge.inference.part_decision import check_no_defect_class, decide
 from edge.inference.predictor import PROGRESS, Outputs
@@ -37,10 +46,13 @@ class BrokenModelError(EdgeNodeError):
 
 
 class Frame(NamedTuple):
-    """An image to inspect: the name by which people know it, its content, and where it came from."""
+    """An image to inspect: the name by which people know it, its content,
+    and where it came from.
+    """
 
     name: str
-    data: bytes | Path | NDArray[np.uint8]  # an image file's bytes or path, or a camera's frame, [height, width, 3] RGB
+    # an image file's bytes or path, or a camera's frame, [height, width, 3] RGB
+    data: bytes | Path | NDArray[np.uint8]
     source: str = ""
     crashes: int = 0  # of the line, at which it was in hand
 
@@ -51,7 +63,8 @@ class Source(Protocol):
     name: str
 
     def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
-        """Each new frame once, in order; ends soon after `stop` is set, or when there will be no more.
+        """Each new frame once, in order; ends soon after `stop` is set,
+        or when there will be no more.
 
         OSError or EdgeNodeError when the source fails: it is called again after a while.
         """
@@ -75,7 +88,9 @@ class NullConsumer:
 
 
 class Inspection(NamedTuple):
-    """A classified frame with everything that led to its verdict, as the pipeline's monitors get it."""
+    """A classified frame with everything that led to its verdict,
+    as the pipeline's monitors get it.
+    """
 
     model: Model
     frame: Frame
@@ -90,7 +105,10 @@ class Inspection(NamedTuple):
 
 
 class Monitor(Protocol):
-    """May amend a verdict before it is handed on: doubts it, keeps the image, counts. Runs in the worker thread."""
+    """May amend a verdict before it is handed on: doubts it, keeps the image, counts.
+
+    Runs in the worker thread.
+    """
 
     def __call__(self, inspection: Inspection) -> Verdict:
         """The verdict, or a changed copy of it; must not wait for anything."""
@@ -121,59 +139,86 @@ class Pipeline:
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._slow_decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="slow decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="inference")
-        # Decoded frames are large: others wait as files. Those that can take long keep nobody but each other waiting.
-        self._room, self._slow_room = asyncio.Semaphore(_DECODERS + 1), asyncio.Semaphore(_DECODERS)
+        # Decoded frames are large: others wait as files. Those that can take long keep nobody but
+        # each other waiting.
+        self._room = asyncio.Semaphore(_DECODERS + 1)
+        self._slow_room = asyncio.Semaphore(_DECODERS)
 
-    async def classify(self, frame: Frame, after: Awaitable[None] | None = None) -> Verdict | Failure:
-        """The outcome of a frame, decoded while `after` is awaited; `outcomes` has it before the caller does."""
+    async def classify(
+        self, frame: Frame, after: Awaitable[None] | None = None
+    ) -> Verdict | Failure:
+        """The outcome of a frame, decoded while `after` is awaited;
+        `outcomes` has it before the caller does.
+        """
         async with self.inspect(frame, after) as found:
             return found if isinstance(found, Failure) else found.verdict
 
     @contextlib.asynccontextmanager
-    async def inspect(self, frame: Frame, after: Awaitable[None] | None = None) -> AsyncIterator[Inspection | Failure]:
-        """As `classify`, with the whole inspection; the decoded frame takes up room until the context is left.
+    async def inspect(
+        self, frame: Frame, after: Awaitable[None] | None = None
+    ) -> AsyncIterator[Inspection | Failure]:
+        """As `classify`, with the whole inspection;
+        the decoded frame takes up room until the context is left.
 
         `after` waits for frames that came before this one: they get room first.
         """
-        loop, arrived_at = asyncio.get_running_loop(), time.perf_counter()
+        loop = asyncio.get_running_loop()
+        arrived_at = time.perf_counter()
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(self._room)
             try:
-                prepared = await loop.run_in_executor(self._decoders, self._prepare, frame, arrived_at, 0.0)
+                prepared = await loop.run_in_executor(
+                    self._decoders, self._prepare, frame, arrived_at, 0.0
+                )
             except SlowImageError:
                 await held.aclose()
                 await held.enter_async_context(self._slow_room)
-                prepared = await loop.run_in_executor(self._slow_decoders, self._prepare, frame, arrived_at, DECODING)
+                prepared = await loop.run_in_executor(
+                    self._slow_decoders, self._prepare, frame, arrived_at, DECODING
+                )
             if after:
                 await after
             yield await loop.run_in_executor(self._worker, self._inspect, prepared)
 
-    async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
-        """The graph's outputs for a program's images, uint8 [N, size, size, 3], under no prior of the line.
+    async def infer(
+        self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()
+    ) -> Outputs:
+        """The graph's outputs for a program's images, uint8 [N, size, size, 3],
+        under no prior of the line.
 
         No verdict results, no monitor is told.
 
-        `model` is one that this pipeline serves, or served when the request arrived. ValueError for any other shape
-        or type, BrokenModelError when the model cannot compute.
+        `model` is one that this pipeline serves, or served when the request arrived. ValueError for
+        any other shape or type, BrokenModelError when the model cannot compute.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, model, images, extras)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._worker, self._infer, model, images, extras
+        )
 
     async def decode(self, content: bytes, size: int, name: str) -> NDArray[np.uint8]:
         """`decode_image` for the model, within the time that a frame has."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._decoders, decode_image, content, size, name, 0.0)
+            return await loop.run_in_executor(
+                self._decoders, decode_image, content, size, name, 0.0
+            )
         except SlowImageError:
-            return await loop.run_in_executor(self._slow_decoders, decode_image, content, size, name, DECODING)
+            return await loop.run_in_executor(
+                self._slow_decoders, decode_image, content, size, name, DECODING
+            )
 
     async def run_in_decoder(self, function: Callable[[T], R], argument: T) -> R:
         """Call a slow function in a decoder thread."""
         return await asyncio.get_running_loop().run_in_executor(self._decoders, function, argument)
 
     async def ping(self) -> None:
-        """Return when a decoder and the worker have accepted new work: they are alive, and done with earlier work."""
+        """Return when a decoder and the worker have accepted new work: they are alive,
+        and done with earlier work.
+        """
         loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(each, int) for each in (self._decoders, self._worker)))
+        await asyncio.gather(
+            *(loop.run_in_executor(each, int) for each in (self._decoders, self._worker))
+        )
 
     def close(self) -> None:
         """Finish the frames in progress."""
@@ -187,10 +232,14 @@ class Pipeline:
     def _prepare(self, frame: Frame, arrived_at: float, seconds: float) -> "_Prepared":
         """Decode a frame and cut it, in so many seconds as `read_image` takes them."""
         start = time.perf_counter()
-        model, view, prior = self.model, self.view, self.prior
+        model = self.model
+        view = self.view
+        prior = self.prior
         try:
             photo = _decode(frame, seconds)
-            found: TiledFrame | ImageError = cut_tiles(photo, view, model.manifest.input.size, frame.name)
+            found: TiledFrame | ImageError = cut_tiles(
+                photo, view, model.manifest.input.size, frame.name
+            )
         except ImageError as error:
             found = error
         except SlowImageError:
@@ -203,7 +252,8 @@ class Pipeline:
 
     def _inspect(self, prepared: "_Prepared") -> Inspection | Failure:
         found = self._classify(prepared)
-        self.outcomes.put(found if isinstance(found, Failure) else found.verdict)
+        outcome = found if isinstance(found, Failure) else found.verdict
+        self.outcomes.put(outcome)
         self.inspected += 1
         return found
 
@@ -215,12 +265,17 @@ class Pipeline:
         try:
             outputs = self._run(model, found.pixels, _EXTRAS)
         except Exception as error:
-            if may_retry and model is not self.model:  # it was exchanged meanwhile, perhaps for this very failure
+            # it was exchanged meanwhile, perhaps for this very failure
+            if may_retry and model is not self.model:
                 return self._classify(self._prepare(frame, arrived_at, DECODING), may_retry=False)
-            return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
+            return _failure(
+                frame, f"the model failed on {frame.name}: {error}", "see the line's log"
+            )
         inference_seconds = time.perf_counter() - start
         manifest = model.manifest
-        probabilities = reweight(outputs.probabilities, prior.weights(manifest.classes, manifest.trained))
+        probabilities = reweight(
+            outputs.probabilities, prior.weights(manifest.classes, manifest.trained)
+        )
         decision = decide(probabilities, found.boxes, manifest.classes, view)
         row = probabilities[decision.tile].tolist()
         verdict = Verdict(
@@ -285,7 +340,9 @@ class Pipeline:
 
 
 class _Prepared(NamedTuple):
-    """A decoded frame, with model, view and prior at that time: it is inspected with these, whatever changes."""
+    """A decoded frame, with model, view and prior at that time:
+    it is inspected with these, whatever changes.
+    """
 
     frame: Frame
     found: TiledFrame | ImageError
@@ -305,7 +362,8 @@ def check_class_names(view: View, prior: Prior, classes: Sequence[str]) -> None:
 def _decode(frame: Frame, seconds: float) -> Photo:
     if frame.crashes >= CRASHES:
         raise ImageError(
-            f"{frame.name} was in hand when the line crashed, {frame.crashes} times: it is set aside",
+            f"{frame.name} was in hand when the line crashed, {frame.crashes} times: it is set "
+            "aside",
             "see the line's log for why; send or store it anew to have it inspected again",
         )
     if isinstance(frame.data, np.ndarray):
@@ -314,7 +372,14 @@ def _decode(frame: Frame, seconds: float) -> Photo:
 
 
 def _failure(frame: Frame, error: str, remedy: str) -> Failure:
-    return Failure(image=frame.name, error=error, remedy=remedy, time=current_time(), source=frame.source, id=new_id())
+    return Failure(
+        image=frame.name,
+        error=error,
+        remedy=remedy,
+        time=current_time(),
+        source=frame.source,
+        id=new_id(),
+    )
 
 
 def _log_model_error(model: Model, error: Exception) -> None:

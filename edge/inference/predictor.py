@@ -18,7 +18,9 @@ from edge.uncertainty import reference
 
 
 class Progress:
-    """Counter of this process's steps, tiles classified and frames decoded: tells a slow process from a hung one."""
+    """Counter of this process's steps, tiles classified and frames decoded:
+    tells a slow process from a hung one.
+    """
 
     def __init__(self) -> None:
         self._count = itertools.count(1)
@@ -36,22 +38,27 @@ class Outputs(NamedTuple):
     """The graph's outputs for N images; None where it has no such output, or none was requested."""
 
     probabilities: NDArray[np.float32]  # [N, classes]
-    opinions: NDArray[np.float32] | None = None  # [N, encoders, classes]: each encoder's own probabilities
-    features: NDArray[np.float32] | None = None  # [N, features]: the input of the classification layer
+    # [N, encoders, classes]: each encoder's own probabilities
+    opinions: NDArray[np.float32] | None = None
+    # [N, features]: the input of the classification layer
+    features: NDArray[np.float32] | None = None
     maps: NDArray[np.float32] | None = None  # [N, encoders, classes, h, w]: class activation maps
 
 
 def session_options(threads: int = 0) -> onnxruntime.SessionOptions:
-    """Options with which onnxruntime runs a graph on the line; `threads` 0 means two, or one on a single core.
+    """Options with which onnxruntime runs a graph on the line; `threads` 0 means two,
+    or one on a single core.
 
-    Threads do not spin while they wait: a line waits most of the time. Where an x86 processor has no instruction for
-    int8 products (VNNI), the sums of onnxruntime's usual kernels would overflow; slower kernels are chosen there.
+    Threads do not spin while they wait: a line waits most of the time. Where an x86 processor has
+    no instruction for int8 products (VNNI), the sums of onnxruntime's usual kernels would overflow;
+    slower kernels are chosen there.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or min(2, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.x64quantprecision", "0" if _has_vnni() else "1")
+    disabled = "0" if _has_vnni() else "1"
+    options.add_session_config_entry("session.x64quantprecision", disabled)
     return options
 
 
@@ -70,35 +77,43 @@ class Predictor:
     def __init__(self, bundle: Bundle, threads: int = 0) -> None:
         self.bundle = bundle
         self.manifest = bundle.manifest
-        self.reference = reference.load_reference(bundle)  # statistics of the held-out images, if the bundle has them
+        # statistics of the held-out images, if the bundle has them
+        self.reference = reference.load_reference(bundle)
         graph = self.manifest.roles[CLASSIFIER]
         with copied_to_memory(bundle.folder, graph) as path:
             try:
                 self._session = onnxruntime.InferenceSession(
                     path, session_options(threads), providers=["CPUExecutionProvider"]
                 )
-            except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
+            # onnxruntime has a dozen exceptions of its own, with no common base
+            except Exception as error:
                 raise explain_scarcity(error) or BundleError(
-                    f"{bundle.folder / graph.file} cannot be loaded: {error}", "export the model again"
+                    f"{bundle.folder / graph.file} cannot be loaded: {error}",
+                    "export the model again",
                 ) from error
 
     def run(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
-        """uint8 [N, size, size, 3] RGB -> probabilities, and those of `extras` (opinions, features, maps) that exist.
+        """uint8 [N, size, size, 3] RGB -> probabilities, and those of `extras`
+        (opinions, features, maps) that exist.
 
         ValueError for any other shape or type.
         """
         size = self.manifest.input.size
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
-            raise ValueError(f"expected uint8 [N, {size}, {size}, 3], got {images.dtype} {list(images.shape)}")
+            raise ValueError(
+                f"expected uint8 [N, {size}, {size}, 3], got {images.dtype} {list(images.shape)}"
+            )
         wanted = [name for name in extras if name in self.manifest.extras]
-        probabilities, *others = self._session.run([self.manifest.output, *wanted], {self.manifest.input.name: images})
+        probabilities, *others = self._session.run(
+            [self.manifest.output, *wanted], {self.manifest.input.name: images}
+        )
         return Outputs(probabilities, **dict(zip(wanted, others, strict=True)))
 
     def run_one_by_one(self, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
         """As `run`, one image after another.
 
-        On a CPU a batch computes no faster (two MobileNetV2 at 224 pixels: 12 to 17 ms an image in batches of 1 to 32),
-        and takes 40 MB more for each of its images.
+        On a CPU a batch computes no faster (two MobileNetV2 at 224 pixels: 12 to 17 ms an image in
+        batches of 1 to 32), and takes 40 MB more for each of its images.
         """
         found = []
         for index in range(len(images)):
@@ -107,27 +122,41 @@ class Predictor:
         first, *others = found
         if not others:
             return first
-        parts = {name: [getattr(each, name) for each in found] for name in Outputs._fields}
-        return Outputs(**{name: np.concatenate(each) for name, each in parts.items() if each[0] is not None})
+        parts = {}
+        for name in Outputs._fields:
+            parts[name] = [getattr(each, name) for each in found]
+        return Outputs(
+            **{name: np.concatenate(each) for name, each in parts.items() if each[0] is not None}
+        )
 
     def labels(self, images: NDArray[np.uint8]) -> list[str]:
-        """uint8 [N, size, size, 3] RGB -> the likeliest class of each; ValueError for any other shape or type."""
+        """uint8 [N, size, size, 3] RGB -> the likeliest class of each;
+        ValueError for any other shape or type.
+        """
         return [self.manifest.classes[best] for best in self.run(images).probabilities.argmax(1)]
 
     def self_test(self) -> None:
-        """Raise BundleError unless the golden image gives the manifest's probabilities within its tolerance.
+        """Raise BundleError unless the golden image gives the manifest's probabilities within
+        its tolerance.
 
-        The graph's other outputs must have the shapes that follow from the manifest and the reference.
+        The graph's other outputs must have the shapes that follow from the manifest and the
+        reference.
         """
         golden = self.manifest.golden
         with copied_to_memory(self.bundle.folder, golden) as path:
             image = decode_image(path, self.manifest.input.size, golden.file)
         try:
             outputs = self.run(image[None], self.manifest.extras)
-        except Exception as error:  # onnxruntime's own: other names or shapes than the manifest promises
-            raise BundleError(f"{self.bundle.folder} does not compute: {error}", "export the model again") from error
-        found, expected = outputs.probabilities, np.array([golden.probabilities], np.float32)
-        if found.shape != expected.shape or not np.all(np.abs(found - expected) <= golden.tolerance):
+        # onnxruntime's own: other names or shapes than the manifest promises
+        except Exception as error:
+            raise BundleError(
+                f"{self.bundle.folder} does not compute: {error}", "export the model again"
+            ) from error
+        found = outputs.probabilities
+        expected = np.array([golden.probabilities], np.float32)
+        if found.shape != expected.shape or not np.all(
+            np.abs(found - expected) <= golden.tolerance
+        ):
             raise BundleError(
                 f"{self.bundle.folder} fails its self-test: {golden.file} gives {found.tolist()}, "
                 f"expected {expected.tolist()}",
@@ -136,18 +165,25 @@ class Predictor:
         self._test_extras(outputs)
 
     def _test_extras(self, outputs: Outputs) -> None:
-        classes, encoders = len(self.manifest.classes), len(self.manifest.encoders)
+        classes = len(self.manifest.classes)
+        encoders = len(self.manifest.encoders)
+        dimensions = self.reference.features.shape[1] if self.reference else None
         shapes: dict[str, tuple[int | None, ...]] = {  # None: any
             "opinions": (1, encoders, classes),
-            "features": (1, self.reference.features.shape[1] if self.reference else None),
+            "features": (1, dimensions),
             "maps": (1, encoders, classes, None, None),
         }
         for name in self.manifest.extras:
-            found, expected = getattr(outputs, name).shape, shapes[name]
+            found = getattr(outputs, name).shape
+            expected = shapes[name]
             matches = (b in (a, None) for a, b in zip(found, expected, strict=False))
             if len(found) != len(expected) or not all(matches):
-                shape = ["any" if each is None else each for each in expected]
+                shape = []
+                for each in expected:
+                    shown = "any" if each is None else each
+                    shape.append(shown)
                 raise BundleError(
-                    f"{self.bundle.folder} contradicts itself: its graph gives {name} {list(found)}, expected {shape}",
+                    f"{self.bundle.folder} contradicts itself: its graph gives {name} "
+                    f"{list(found)}, expected {shape}",
                     "export the model again",
                 )

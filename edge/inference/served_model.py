@@ -10,7 +10,8 @@ from edge.inference import native_memory
 from edge.inference.predictor import Predictor
 
 if TYPE_CHECKING:
-    from edge.bundle.verification import Verifier  # only a line with a trust file takes the time to load cryptography
+    # only a line with a trust file takes the time to load cryptography
+    from edge.bundle.verification import Verifier
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +24,12 @@ class Model(NamedTuple):
     digest: str = ""  # of the manifest, the first 12 hexadecimal digits
 
     @classmethod
-    def from_bundle(cls, bundle: bundle_format.Bundle, threads: int, expiry_dates: ExpiryDates = UNCHECKED) -> "Model":
-        """Load a bundle whose files are known to be intact; BundleError when it fails its self-test."""
+    def from_bundle(
+        cls, bundle: bundle_format.Bundle, threads: int, expiry_dates: ExpiryDates = UNCHECKED
+    ) -> "Model":
+        """Load a bundle whose files are known to be intact;
+        BundleError when it fails its self-test.
+        """
         predictor = Predictor(bundle, threads)
         predictor.self_test()
         native_memory.trim_heap()
@@ -48,7 +53,8 @@ def load_model(folder: Path, verifier: "Verifier | None" = None, threads: int = 
     with verifier.admit(folder) as admitted:
         if others := bundle_format.unlisted_files(folder, admitted.bundle.manifest):
             _log.warning(
-                "%s holds more than the bundle (%r, %d in all): nobody signed that, nothing uses it",
+                "%s holds more than the bundle (%r, %d in all): nobody signed that, nothing "
+                "uses it",
                 folder,
                 others[0],
                 len(others),

@@ -1,5 +1,6 @@
 """Tiling: from a frame's region of interest to images of the network's size."""
 
+from itertools import product
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -13,14 +14,21 @@ MAX_TILES = 512  # of one frame: 77 MB at 224 pixels
 
 
 class View(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table `[view]` of a line's settings: which part of a frame is inspected, in which tiles, what is a defect."""
+    """Table `[view]` of a line's settings: which part of a frame is inspected,
+    in which tiles, what is a defect.
+    """
 
-    roi: tuple[int, int, int, int] | None = None  # left, top, width, height in pixels; None: the whole frame
-    tile: Annotated[int, Meta(ge=0)] = 0  # side of a tile in the frame's pixels; 0: the region as a whole
+    # left, top, width, height in pixels; None: the whole frame
+    roi: tuple[int, int, int, int] | None = None
+    # side of a tile in the frame's pixels; 0: the region as a whole
+    tile: Annotated[int, Meta(ge=0)] = 0
     overlap: Annotated[float, Meta(ge=0, le=0.9)] = 0.25  # of a tile with the next one
-    no_defect: str | None = None  # the class that means no defect; None: "no_defect", if the model has it
-    missed_cost: Annotated[float, Meta(gt=0)] = 1.0  # of a missed defect, in false rejects: sets the threshold
-    threshold: Annotated[float, Meta(ge=0, le=1)] | None = None  # probability from which on a tile counts as a defect
+    # the class that means no defect; None: "no_defect", if the model has it
+    no_defect: str | None = None
+    # of a missed defect, in false rejects: sets the threshold
+    missed_cost: Annotated[float, Meta(gt=0)] = 1.0
+    # probability from which on a tile counts as a defect
+    threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     least_tiles: Annotated[int, Meta(ge=1)] = 1  # tiles with a defect that make the part defective
 
 
@@ -33,9 +41,11 @@ class TiledFrame(NamedTuple):
 
 
 def cut_tiles(photo: Photo, view: View, size: int, name: str = "the image") -> TiledFrame:
-    """Cut a frame into tiles, row by row, each resized to the network's size as `Photo.resize` does it.
+    """Cut a frame into tiles, row by row, each resized to the network's size as `Photo.resize`
+    does it.
 
-    ImageError, which names the frame `name`, when the region of interest is not inside it, or has too many tiles.
+    ImageError, which names the frame `name`, when the region of interest is not inside it, or has
+    too many tiles.
     """
     boxes = tile_boxes(region_of_interest(photo.image.size, view, name), view, name)
     pixels = np.empty((len(boxes), size, size, 3), np.uint8)
@@ -45,12 +55,20 @@ def cut_tiles(photo: Photo, view: View, size: int, name: str = "the image") -> T
 
 
 def region_of_interest(size: tuple[int, int], view: View, name: str = "the image") -> Box:
-    """The part of a frame of this width and height that is inspected; ImageError when it is not inside the frame."""
+    """The part of a frame of this width and height that is inspected;
+    ImageError when it is not inside the frame.
+    """
     found = Box(*view.roi) if view.roi else Box(0, 0, *size)
     left, top, width, height = found
-    if min(left, top) < 0 or min(width, height) < 1 or left + width > size[0] or top + height > size[1]:
+    if (
+        min(left, top) < 0
+        or min(width, height) < 1
+        or left + width > size[0]
+        or top + height > size[1]
+    ):
         raise ImageError(
-            f"{name} has {size[0]} x {size[1]} pixels, where the region of interest {list(found)} does not lie",
+            f"{name} has {size[0]} x {size[1]} pixels, where the region of interest "
+            f"{list(found)} does not lie",
             "set roi = [left, top, width, height] in [view] as it suits this camera's frames",
         )
     return found
@@ -59,8 +77,8 @@ def region_of_interest(size: tuple[int, int], view: View, name: str = "the image
 def tile_boxes(area: Box, view: View, name: str = "the image") -> tuple[Box, ...]:
     """The tiles that cover an area, row by row; ImageError when they are more than MAX_TILES.
 
-    All have one size: `view.tile`, or the area's own width or height where that is less. The last column and the last
-    row are moved inwards.
+    All have one size: `view.tile`, or the area's own width or height where that is less. The last
+    column and the last row are moved inwards.
     """
     width, height = (min(view.tile or side, side) for side in (area.width, area.height))
     columns = _starts(area.width, width, view.overlap)
@@ -70,7 +88,9 @@ def tile_boxes(area: Box, view: View, name: str = "the image") -> tuple[Box, ...
             f"{name} makes {len(columns) * len(rows)} tiles, more than {MAX_TILES}",
             "set a larger tile, a smaller overlap or a smaller roi in [view]",
         )
-    return tuple(Box(area.left + left, area.top + top, width, height) for top in rows for left in columns)
+    return tuple(
+        Box(area.left + left, area.top + top, width, height) for top, left in product(rows, columns)
+    )
 
 
 def _starts(length: int, tile: int, overlap: float) -> list[int]:

@@ -1,4 +1,6 @@
-"""Processes that answer requests of bytes, one at a time, and that can be killed: for work that may hang or crash."""
+"""Processes that answer requests of bytes, one at a time, and that can be killed:
+for work that may hang or crash.
+"""
 
 import atexit
 import contextlib
@@ -26,7 +28,8 @@ class WorkerEndedError(Exception):
 
 
 class WorkerProcesses:
-    """Processes `python -m MODULE`, started when they are needed and kept for later; for any number of threads.
+    """Processes `python -m MODULE`, started when they are needed and kept for later;
+    for any number of threads.
 
     MODULE calls `serve_requests`.
     """
@@ -40,8 +43,8 @@ class WorkerProcesses:
     def ask(self, request: Sequence[bytes], seconds: float) -> bytes:
         """The answer to a request, which may come in parts.
 
-        WorkerEndedError when it takes more than `seconds` of the processor's time, however busy that is otherwise, or
-        the process dies; OSError when none can be started.
+        WorkerEndedError when it takes more than `seconds` of the processor's time, however busy
+        that is otherwise, or the process dies; OSError when none can be started.
         """
         process = self._take()
         assert process.stdin
@@ -92,13 +95,16 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def serve_requests(answer: Callable[[bytes], Sequence[bytes]]) -> None:
-    """Answer requests until standard input ends; what takes too long is ended by the system, whatever it does.
+    """Answer requests until standard input ends;
+    what takes too long is ended by the system, whatever it does.
 
     So a process outlives its parent by one request at most.
     """
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not answer
-    for number in (signal.SIGINT, signal.SIGTERM):  # a service manager's, for all processes: work in hand is finished
+    # a service manager's, for all processes: work in hand is finished
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for kind, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):  # a service may be forbidden to set them

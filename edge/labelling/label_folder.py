@@ -1,6 +1,8 @@
-"""The plant's image folder, as labelled images get into it: each in three steps that a kill cannot tear apart.
+"""The plant's image folder, as labelled images get into it:
+each in three steps that a kill cannot tear apart.
 
-A copy is prepared under a hidden name in the class folder; the history says who labelled it; the copy gets its name.
+A copy is prepared under a hidden name in the class folder; the history says who labelled it; the
+copy gets its name.
 """
 
 import glob
@@ -15,13 +17,18 @@ class LabelFolder:
 
     def __init__(self, folder: Path, line: str) -> None:
         """`line` tells its hidden files from those of other lines."""
-        self._folder, self._line = folder, line
+        self._folder = folder
+        self._line = line
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def classes(self) -> list[str]:
         """The names of the class folders that are there, in alphabetic order."""
-        return sorted(path.name for path in self._folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return sorted(
+            path.name
+            for path in self._folder.iterdir()
+            if path.is_dir() and not path.name.startswith(".")
+        )
 
     def prepare(self, label: str, file: str, content: bytes) -> None:
         """Write an image under its hidden name."""
@@ -36,11 +43,14 @@ class LabelFolder:
         disk.sync(self._folder)
 
     def finish(self, newest: Labelling | Undo | None) -> None:
-        """Carry out the history's newest entry, as far as that was not done before, and discard what else is hidden."""
+        """Carry out the history's newest entry, as far as that was not done before,
+        and discard what else is hidden.
+        """
         entry = newest.labelling if isinstance(newest, Undo) else newest
         if entry and entry.label:
             for image in entry.images:
-                file, hidden = self._folder / entry.label / image.file, self._hidden(entry.label, image.file)
+                file = self._folder / entry.label / image.file
+                hidden = self._hidden(entry.label, image.file)
                 if isinstance(newest, Undo):
                     file.unlink(missing_ok=True)
                 elif hidden.exists():

@@ -1,4 +1,6 @@
-"""History of the labels that people gave a line's images: JSON lines in a file to which is only appended."""
+"""History of the labels that people gave a line's images:
+JSON lines in a file to which is only appended.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +69,8 @@ class LabelHistory:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self._file.close()
                 raise UsageError(
-                    f"the history of labels {path} is damaged in line {number}: {error}", "remove that line"
+                    f"the history of labels {path} is damaged in line {number}: {error}",
+                    "remove that line",
                 ) from error
 
     def __iter__(self) -> Iterator[Labelling]:

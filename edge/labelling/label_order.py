@@ -1,4 +1,5 @@
-"""Order and grouping of images that wait for a label: the most instructive first, similar ones together.
+"""Order and grouping of images that wait for a label: the most instructive first,
+similar ones together.
 
 `research/studies/labelling_order.py` measures what the order is worth.
 """
@@ -10,19 +11,27 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-SIMILAR = 0.5  # cosine to a group's first image from which on an image belongs to it: 94 % of a group are of one class
+# cosine to a group's first image from which on an image belongs to it: 94 % of a group are of one
+# class
+SIMILAR = 0.5
 
 
 class SimilarityGroups:
-    """Groups of images with similar features, made as they come: each joins the likest group, or begins one."""
+    """Groups of images with similar features, made as they come: each joins the likest group,
+    or begins one.
+    """
 
     def __init__(self) -> None:
-        self._leaders: dict[str, Floats] = {}  # features of length one of each group's first image [groups, d]
+        # features of length one of each group's first image [groups, d]
+        self._leaders: dict[str, Floats] = {}
         self._numbers: dict[str, list[int]] = {}  # of these groups
         self._count = 0
 
     def add(self, model: str, features: Floats | None) -> int:
-        """The number of an image's group. Two models' features have nothing in common; None is like no other image."""
+        """The number of an image's group.
+
+        Two models' features have nothing in common; None is like no other image.
+        """
         numbers = self._numbers.setdefault(model, [])
         unit = None if features is None else features / (np.linalg.norm(features) + 1e-12)
         if unit is not None and numbers:
@@ -36,7 +45,8 @@ class SimilarityGroups:
         return self._count
 
     def _append(self, model: str, unit: Floats) -> None:
-        count, leaders = len(self._numbers[model]), self._leaders.get(model)
+        count = len(self._numbers[model])
+        leaders = self._leaders.get(model)
         if leaders is None or count == len(leaders):  # room for twice as many
             grown = np.zeros((max(16, 2 * count), len(unit)), np.float32)
             if leaders is not None:
@@ -51,7 +61,9 @@ def instructiveness(uncertainty: Floats, novelty: Floats) -> Floats:
 
 
 def order(scores: Floats, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Positions of images, the most instructive first: of each group one, then of each a second one, and so on."""
+    """Positions of images, the most instructive first: of each group one,
+    then of each a second one, and so on.
+    """
     best_first = np.argsort(-scores, kind="stable")
     seen = Counter[int]()
     turns = np.empty(len(scores), np.int64)

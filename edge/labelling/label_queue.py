@@ -1,9 +1,12 @@
-"""Queue of a line's kept images that wait for a person's label. The image stays for as long as that can be undone."""
+"""Queue of a line's kept images that wait for a person's label.
+
+The image stays for as long as that can be undone.
+"""
 
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -28,7 +31,8 @@ _SIDECAR = ".json"
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Table `[labels]` of a line's settings: where images go that a person has labelled."""
 
-    path: Annotated[str, Meta(min_length=1)]  # the plant's images, a folder for each class; made if need be
+    # the plant's images, a folder for each class; made if need be
+    path: Annotated[str, Meta(min_length=1)]
 
 
 class WaitingImage(NamedTuple):
@@ -53,12 +57,19 @@ class _Indexed(NamedTuple):
 class LabelQueue:
     """The queue of one line. For one thread at a time.
 
-    Which images are kept is read from their folder at each look: a person may delete or sort them by hand, too.
+    Which images are kept is read from their folder at each look: a person may delete or sort them
+    by hand, too.
     """
 
-    def __init__(self, settings: Settings, line: str, retention: Callable[[], ImageRetention | None]) -> None:
-        """`retention` keeps the images. Raises EdgeNodeError when the folder or the history in it cannot be used."""
-        self._target, self._current = Path(settings.path), retention
+    def __init__(
+        self, settings: Settings, line: str, retention: Callable[[], ImageRetention | None]
+    ) -> None:
+        """`retention` keeps the images.
+
+        Raises EdgeNodeError when the folder or the history in it cannot be used.
+        """
+        self._target = Path(settings.path)
+        self._current = retention
         self._images: dict[str, _Indexed] = {}  # by stem
         self._groups = SimilarityGroups()
         with disk.writing(self._target):
@@ -71,7 +82,8 @@ class LabelQueue:
         self.history.close()
 
     def classes(self, known: Sequence[str]) -> list[str]:
-        """What images can be labelled as: the model's classes, and others that have a folder already.
+        """What images can be labelled as: the model's classes,
+        and others that have a folder already.
 
         EdgeNodeError when the folder cannot be read.
         """
@@ -81,45 +93,64 @@ class LabelQueue:
     def waiting(self) -> list[WaitingImage]:
         """The images that wait, the most instructive first.
 
-        Before them come what a person has overruled, and images kept at random as they came: the accuracy in service
-        follows from these.
+        Before them come what a person has overruled, and images kept at random as they came: the
+        accuracy in service follows from these.
         """
         self._refresh()
-        overruled, sampled, others = list[_Indexed](), list[_Indexed](), list[_Indexed]()
+        overruled = list[_Indexed]()
+        sampled = list[_Indexed]()
+        others = list[_Indexed]()
         for each in self._unlabelled:
-            (overruled if OVERRULED in each.found.doubts else sampled if each.found.sampled else others).append(each)
+            if OVERRULED in each.found.doubts:
+                group = overruled
+            elif each.found.sampled:
+                group = sampled
+            else:
+                group = others
+            group.append(each)
         scores = instructiveness(
             np.array([each.uncertainty for each in others], np.float32),
             np.array([each.found.novelty or 0 for each in others], np.float32),
         )
         turns = order(scores, np.array([each.group for each in others], np.int64))
-        return [_show(each) for each in (*overruled, *sampled, *(others[position] for position in turns.tolist()))]
+        ordered = (*overruled, *sampled, *(others[position] for position in turns.tolist()))
+        return [_show(each) for each in ordered]
 
     def sample(self, model: str) -> tuple[list[bool], int]:
-        """Of a model's images kept at random: whether each verdict was confirmed, and how many wait for a label.
+        """Of a model's images kept at random: whether each verdict was confirmed,
+        and how many wait for a label.
 
-        That of an image that was laid aside was not: it may show a class that the model does not know.
-        Only those count that came before the first that waits: which ones get a label first has no influence then.
+        That of an image that was laid aside was not: it may show a class that the model does not
+        know. Only those count that came before the first that waits: which ones get a label first
+        has no influence then.
         """
         self._refresh()
-        waiting = [each.found.kept for each in self._unlabelled if each.found.sampled and each.found.model == model]
-        first = min(map(str, waiting), default="~")  # names begin with the time
-        right = [
-            image.verdict == labelling.label
-            for labelling in self.history
-            for image in labelling.images
-            if image.sampled and image.model == model and image.kept < first
+        waiting = [
+            each.found.kept
+            for each in self._unlabelled
+            if each.found.sampled and each.found.model == model
         ]
+        first = min(map(str, waiting), default="~")  # names begin with the time
+        right = []
+        for labelling in self.history:
+            for image in labelling.images:
+                if image.sampled and image.model == model and image.kept < first:
+                    right.append(image.verdict == labelling.label)
         return right, len(waiting)
 
     def label(self, names: Iterable[str], label: str | None, person: str) -> Labelling | None:
-        """Give images, by the names of their files, a label, or with None lay them aside: they shall teach nothing.
+        """Give images, by the names of their files, a label, or with None lay them aside:
+        they shall teach nothing.
 
-        Those that do not wait any more are left out; None if all are. EdgeNodeError, and nothing has changed, when the
-        disk fails.
+        Those that do not wait any more are left out; None if all are. EdgeNodeError, and nothing
+        has changed, when the disk fails.
         """
         self._refresh()
-        wanted = [self._images[name].found for name in dict.fromkeys(map(_stem, names)) if name in self._images]
+        wanted = [
+            self._images[name].found
+            for name in dict.fromkeys(map(_stem, names))
+            if name in self._images
+        ]
         wanted = [image for image in wanted if image.kept not in self.history.labelled]
         with disk.writing(self._target):
             self._folder.finish(self.history.newest)
@@ -128,10 +159,13 @@ class LabelQueue:
                 return None
             if label:
                 self._folder.settle(label)
-            labelling = Labelling(id=new_id(), time=current_time(), person=person, label=label, images=there)
+            labelling = Labelling(
+                id=new_id(), time=current_time(), person=person, label=label, images=there
+            )
             self.history.add(labelling)
             self._folder.finish(labelling)
-        self._retention.delete(image.kept for each in islice(self.history, UNDOABLE, None) for image in each.images)
+        final = chain.from_iterable(each.images for each in islice(self.history, UNDOABLE, None))
+        self._retention.delete(image.kept for image in final)
         return labelling
 
     def overrule(self, inspection: Inspection) -> str:
@@ -149,13 +183,16 @@ class LabelQueue:
     def undo(self, person: str) -> Labelling:
         """Take the newest labelling back: its images wait again.
 
-        UsageError when there is none, or its images are not kept any more; EdgeNodeError when the disk fails.
+        UsageError when there is none, or its images are not kept any more; EdgeNodeError when the
+        disk fails.
         """
-        newest, folder = next(iter(self.history), None), self._retention.folder
+        newest = next(iter(self.history), None)
+        folder = self._retention.folder
         if newest is None or not all((folder / image.kept).exists() for image in newest.images):
             raise UsageError(
                 "there is no label that can be undone",
-                f"only the newest {UNDOABLE} can, while their images are kept: move others by hand in {self._target}",
+                f"only the newest {UNDOABLE} can, while their images are kept: move others by "
+                f"hand in {self._target}",
             )
         with disk.writing(self._target):
             self._folder.finish(self.history.newest)
@@ -164,7 +201,9 @@ class LabelQueue:
         return newest
 
     def picture(self, name: str, side: int) -> bytes:
-        """What the network saw of an image of the queue, as JPEG within so many pixels; ImageError when it is gone."""
+        """What the network saw of an image of the queue,
+        as JPEG within so many pixels; ImageError when it is gone.
+        """
         if (image := self._images.get(_stem(name))) is None:
             raise ImageError(f"{name} is not kept any more", "load the queue again")
         picture = self._read(image.found).image
@@ -195,7 +234,9 @@ class LabelQueue:
             if not STEM.fullmatch(stem):
                 continue
             with contextlib.suppress(OSError, ValueError):  # it is gone meanwhile, or torn
-                found = msgspec.json.decode((folder / f"{stem}{_SIDECAR}").read_bytes(), type=KeptImage)
+                found = msgspec.json.decode(
+                    (folder / f"{stem}{_SIDECAR}").read_bytes(), type=KeptImage
+                )
                 if found.kept in names:
                     self._images[stem] = self._index(found)
 
@@ -203,7 +244,9 @@ class LabelQueue:
         """The entry of the index; ValueError for what no line has written."""
         second, best = sorted(found.probabilities.values())[-2:]
         group = self._groups.add(found.model, found.numbers)
-        return _Indexed(msgspec.structs.replace(found, embedding=b"", tiles=()), group, 1 - (best - second))
+        return _Indexed(
+            msgspec.structs.replace(found, embedding=b"", tiles=()), group, 1 - (best - second)
+        )
 
     def _prepare(self, image: KeptImage, label: str | None) -> LabelledImage | None:
         """Copy an image into its class folder, hidden; None if it is gone."""
@@ -217,9 +260,16 @@ class LabelQueue:
                 return None
             self._folder.prepare(label, file, content)
         return LabelledImage(
-            kept=kept, file=file, image=image.image, verdict=image.label, confidence=image.confidence,
-            bundle=image.bundle, model=image.model, doubts=image.doubts, sampled=image.sampled,
-        )  # fmt: skip
+            kept=kept,
+            file=file,
+            image=image.image,
+            verdict=image.label,
+            confidence=image.confidence,
+            bundle=image.bundle,
+            model=image.model,
+            doubts=image.doubts,
+            sampled=image.sampled,
+        )
 
     def _read(self, image: KeptImage) -> Photo:
         """What the network saw of an image, in the file's own pixels."""
@@ -234,6 +284,12 @@ def _stem(name: str) -> str:
 def _show(each: _Indexed) -> WaitingImage:
     found = each.found
     return WaitingImage(
-        kept=str(found.kept), group=each.group, verdict=found.label, confidence=round(found.confidence, 4),
-        doubts=found.doubts, time=found.time, image=found.image, sampled=found.sampled,
-    )  # fmt: skip
+        kept=str(found.kept),
+        group=each.group,
+        verdict=found.label,
+        confidence=round(found.confidence, 4),
+        doubts=found.doubts,
+        time=found.time,
+        image=found.image,
+        sampled=found.sampled,
+    )

@@ -1,4 +1,6 @@
-"""Delivery from the outbox to a sink: a thread for each, in order, repeated until the receiver has everything."""
+"""Delivery from the outbox to a sink: a thread for each, in order,
+repeated until the receiver has everything.
+"""
 
 import logging
 import random
@@ -40,7 +42,8 @@ class Delivery:
         self.delivered = 0  # outcomes, since the start
         self.refused = 0
         self.up = True  # whether the last attempt succeeded
-        self._outbox, self._pauses = outbox, pauses
+        self._outbox = outbox
+        self._pauses = pauses
         self._replay_until = outbox.newest  # outcomes up to this number are replayed
         self._closing = threading.Event()
         self._abandoned = False
@@ -49,12 +52,17 @@ class Delivery:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask the thread to deliver what is left, unless the receiver is away, and to end; returns at once."""
+        """Ask the thread to deliver what is left, unless the receiver is away,
+        and to end; returns at once.
+        """
         self._closing.set()
         self._outbox.wake()
 
     def join(self, seconds: float) -> None:
-        """Wait for the thread to end. One that takes longer is abandoned; the next start delivers the rest."""
+        """Wait for the thread to end.
+
+        One that takes longer is abandoned; the next start delivers the rest.
+        """
         self._thread.join(seconds)
         self._abandoned = True
         if left := self._outbox.pending(self.sink.name):
@@ -71,7 +79,10 @@ class Delivery:
         """Wait until there is something to do; False when it is time to end."""
         if self._pause > 0:
             return True
-        return self._outbox.wait(self.sink.name, self._pauses.idle, self._closing) or not self._closing.is_set()
+        return (
+            self._outbox.wait(self.sink.name, self._pauses.idle, self._closing)
+            or not self._closing.is_set()
+        )
 
     def _deliver_batch(self) -> bool:
         """Deliver the next batch, which may be empty; False when it is time to end."""
@@ -100,7 +111,10 @@ class Delivery:
             except msgspec.DecodeError as error:  # a damaged disk, or written by a newer edge-node
                 self.refused += 1
                 _log.error(
-                    "the outcome %d in the outbox cannot be read, %s goes without it: %s", seq, self.sink.name, error
+                    "the outcome %d in the outbox cannot be read, %s goes without it: %s",
+                    seq,
+                    self.sink.name,
+                    error,
                 )
 
     def _attempt(self, items: Sequence[Item]) -> tuple[int, SinkDown | None]:
@@ -113,7 +127,12 @@ class Delivery:
         except Refused as refused:
             self.delivered += refused.delivered
             self.refused += 1
-            _log.error("%s refuses the outcome %s: %s", self.sink.name, items[refused.delivered].outcome.id, refused)
+            _log.error(
+                "%s refuses the outcome %s: %s",
+                self.sink.name,
+                items[refused.delivered].outcome.id,
+                refused,
+            )
             return refused.delivered + 1, None
         except Exception as error:  # a bug in one sink must not stop the others
             _log.debug("in %s", self.sink.name, exc_info=True)
@@ -129,7 +148,8 @@ class Delivery:
     def _set_up(self) -> None:
         if not self.up:
             _log.warning("%s takes outcomes again", self.sink.name)
-        self.up, self._pause = True, 0.0
+        self.up = True
+        self._pause = 0.0
 
 
 def stop(deliveries: Sequence[Delivery], seconds: float = 5.0) -> None:

@@ -1,8 +1,9 @@
-"""Durable queue of outcomes for the sinks: it outlives the process, and keeps what receivers miss while they are away.
+"""Durable queue of outcomes for the sinks: it outlives the process,
+and keeps what receivers miss while they are away.
 
-SQLite in WAL mode: `put` hands an outcome to the operating system, so a kill does not lose it; a second later it is
-safe from a power cut too. Rows hold checksums. SQLite takes a damaged write-ahead log for a shorter one, so the newest
-number stands in a file of its own.
+SQLite in WAL mode: `put` hands an outcome to the operating system, so a kill does not lose it; a
+second later it is safe from a power cut too. Rows hold checksums. SQLite takes a damaged
+write-ahead log for a shorter one, so the newest number stands in a file of its own.
 """
 
 import contextlib
@@ -29,12 +30,16 @@ from edge.outbox.outbox_file import connect, open_error, set_aside
 
 _FILE = "outcomes.sqlite"
 _TABLES = """
-CREATE TABLE IF NOT EXISTS outcomes (seq INTEGER PRIMARY KEY, data BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS cursors (name TEXT PRIMARY KEY, seq INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outcomes (seq INTEGER PRIMARY KEY, data BLOB NOT NULL, \
+crc INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS cursors (name TEXT PRIMARY KEY, seq INTEGER NOT NULL, \
+crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (one INTEGER PRIMARY KEY, id TEXT NOT NULL, place TEXT NOT NULL);
 """
 _NEWEST = ""  # a cursor of no sink: it remembers the newest number after a leap
-_COUNTER, _DIGITS = "newest", 20  # file with the number of the last outcome
+# file with the number of the last outcome
+_COUNTER = "newest"
+_DIGITS = 20
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _ORIGIN = "origin"  # file that is made with the outbox and never changed: a copy has another ctime
 _MAINTENANCE = 1.0  # seconds between syncs: what a power cut can cost
@@ -45,7 +50,8 @@ _LEAP = 20_000  # more numbers than a power cut can cost; as milliseconds, a sho
 _CHUNK = 200  # rows that are deleted at once: `put` waits for it
 _MAX_WAL = 16 << 20  # bytes of the write-ahead log, about
 _MAX_BUFFERED = 10_000  # outcomes in memory while the disk is full
-_LOW_WATER = 0.9  # share of the limits, or of the memory, below which the outbox counts as no longer full
+# share of the limits, or of the memory, below which the outbox counts as no longer full
+_LOW_WATER = 0.9
 
 _log = logging.getLogger(__name__)
 
@@ -57,14 +63,20 @@ class _Identified(Struct):
 
 
 class Outbox:
-    """The outbox of a line with sinks. Each sink has a cursor: the number of the last outcome that it is done with.
+    """The outbox of a line with sinks.
 
-    Outcomes are numbered consecutively, and no number is ever used twice: when the machine has started since, or the
-    outbox was deleted, damaged or restored from a copy, the numbers leap to the milliseconds since 1970, or further.
+    Each sink has a cursor: the number of the last outcome that it is done with.
+
+    Outcomes are numbered consecutively, and no number is ever used twice: when the machine has
+    started since, or the outbox was deleted, damaged or restored from a copy, the numbers leap to
+    the milliseconds since 1970, or further.
     """
 
     def __init__(self, folder: Path, limits: Limits) -> None:
-        """Open or create it; EdgeNodeError when the disk does not allow that. Use `open_outbox`, then `set_sinks`."""
+        """Open or create it; EdgeNodeError when the disk does not allow that.
+
+        Use `open_outbox`, then `set_sinks`.
+        """
         self.path = folder / _FILE
         self.dropped = 0  # outcomes that some sink never got, since the start
         self.newest = 0  # the number of the last outcome
@@ -73,11 +85,13 @@ class Outbox:
         self._limits = limits
         self._lock = threading.Lock()  # of all that follows; held for well under a millisecond
         self._arrived = threading.Condition(self._lock)
-        self._buffer: deque[tuple[int, bytes]] = deque()  # in memory while the disk is full: newer than all on disk
+        # in memory while the disk is full: newer than all on disk
+        self._buffer: deque[tuple[int, bytes]] = deque()
         self._failing = False  # whether the disk refused the latest write
         self._nearly_full = False  # whether more may have to be dropped soon
         self._reported = 0  # dropped outcomes that the log has been told of
-        self._dropped_before: int | None = None  # outcomes dropped before the current overflow; None without one
+        # outcomes dropped before the current overflow; None without one
+        self._dropped_before: int | None = None
         self._changed = True
         self._before: int  # rows present at the start
         self._salvaged = False  # whether sinks begin with what was taken over
@@ -102,10 +116,13 @@ class Outbox:
         )
 
     def set_sinks(self, names: Sequence[str]) -> None:
-        """Serve these sinks from now on: a new name starts with the next outcome, one that is gone is removed."""
+        """Serve these sinks from now on: a new name starts with the next outcome,
+        one that is gone is removed.
+        """
         with self._lock:
             self._log_removed(set(self._cursors) - set(names))
-            begin, self._salvaged = 0 if self._salvaged else self.newest, False
+            begin = 0 if self._salvaged else self.newest
+            self._salvaged = False
             self._cursors = {name: self._cursors.get(name, begin) for name in names}
             self._save()
         if not self._maintenance.ident:
@@ -122,9 +139,13 @@ class Outbox:
             self._arrived.notify_all()
 
     def wait(self, name: str, seconds: float, closing: threading.Event) -> bool:
-        """Whether there is something for a sink; waits for it up to `seconds`, or until `closing` is set."""
+        """Whether there is something for a sink; waits for it up to `seconds`,
+        or until `closing` is set.
+        """
         with self._arrived:
-            self._arrived.wait_for(lambda: self.newest > self._cursors[name] or closing.is_set(), seconds)
+            self._arrived.wait_for(
+                lambda: self.newest > self._cursors[name] or closing.is_set(), seconds
+            )
             return self.newest > self._cursors[name]
 
     def wake(self) -> None:
@@ -141,9 +162,13 @@ class Outbox:
             )  # before the disk: misses none
         with self._reading:
             found = self._reader.execute(
-                "SELECT seq, data, crc FROM outcomes WHERE seq > ? ORDER BY seq LIMIT ?", (after, most)
+                "SELECT seq, data, crc FROM outcomes WHERE seq > ? ORDER BY seq LIMIT ?",
+                (after, most),
             )
-            rows = [(seq, data if crc == _crc(seq, data) else b"damaged") for seq, data, crc in found]
+            rows = []
+            for seq, data, crc in found:
+                content = data if crc == _crc(seq, data) else b"damaged"
+                rows.append((seq, content))
         last = rows[-1][0] if rows else after
         return (rows + [row for row in buffered if row[0] > last])[:most]
 
@@ -156,20 +181,28 @@ class Outbox:
             self._changed = True
             if not self._failing:
                 crc = _crc(seq, name.encode())
-                self._execute("UPDATE cursors SET seq = ?, crc = ? WHERE name = ?", (seq, crc, name))
+                self._execute(
+                    "UPDATE cursors SET seq = ?, crc = ? WHERE name = ?", (seq, crc, name)
+                )
 
     def pending(self, name: str) -> int:
         """Number of outcomes that a sink has not had yet."""
         with self._lock:
-            return min(self.newest - self._cursors[name], self._before + self._added + len(self._buffer))
+            return min(
+                self.newest - self._cursors[name], self._before + self._added + len(self._buffer)
+            )
 
     def contains(self, seq: int, id_: str) -> bool:
-        """Whether the outcome with this number and id is stored here, for some sink that may still want it."""
+        """Whether the outcome with this number and id is stored here,
+        for some sink that may still want it.
+        """
         with self._lock:
             data = next((data for number, data in self._buffer if number == seq), None)
         if data is None:
             with self._reading:
-                row = self._reader.execute("SELECT data FROM outcomes WHERE seq = ?", (seq,)).fetchone()
+                row = self._reader.execute(
+                    "SELECT data FROM outcomes WHERE seq = ?", (seq,)
+                ).fetchone()
             data = row[0] if row else b"{}"
         return bool(id_) and msgspec.json.decode(data, type=_Identified).id == id_
 
@@ -183,7 +216,11 @@ class Outbox:
             self._flush_buffer()
         with self._lock:
             if self._buffer:
-                _log.error("the outbox %s: %d outcome(s) that waited in memory are lost", self.path, len(self._buffer))
+                _log.error(
+                    "the outbox %s: %d outcome(s) that waited in memory are lost",
+                    self.path,
+                    len(self._buffer),
+                )
             self._db.close()
             os.close(self._counter)
         with self._reading:
@@ -191,7 +228,8 @@ class Outbox:
 
     def _open(self) -> None:
         self._db = connect(self.path, _TABLES)
-        self._db.execute("PRAGMA wal_autocheckpoint = 0")  # it waits for the disk: the maintenance thread does it
+        # it waits for the disk: the maintenance thread does it
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")
         try:
             self._load()
         except sqlite3.Error:
@@ -213,36 +251,50 @@ class Outbox:
         self._db.execute(f"PRAGMA busy_timeout = {_LOCK_TIMEOUT}")
 
     def _salvage(self, damaged: Path) -> None:
-        """Take over what can be read of a damaged outbox: sinks are given all of it, whatever they had."""
+        """Take over what can be read of a damaged outbox: sinks are given all of it,
+        whatever they had.
+        """
         self._salvaged = True
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(damaged)) as old:
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(damaged)) as old,
+        ):
             for seq, data, crc in old.execute("SELECT seq, data, crc FROM outcomes"):
-                if crc == _crc(seq, data) and self._execute("INSERT INTO outcomes VALUES (?, ?, ?)", (seq, data, crc)):
+                if crc == _crc(seq, data) and self._execute(
+                    "INSERT INTO outcomes VALUES (?, ?, ?)", (seq, data, crc)
+                ):
                     self.newest = max(self.newest, seq)
 
     def _skip_used_numbers(self, path: Path) -> None:
         """Leap if receivers may know later numbers than the newest that is found."""
         self._counter = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        digits, now = os.pread(self._counter, _DIGITS, 0), int(1000 * time.time())
+        digits = os.pread(self._counter, _DIGITS, 0)
+        now = int(1000 * time.time())
         counted = int(digits) if digits.isdigit() else 0
         lacking = counted > self.newest
         if lacking:
             _log.error(
-                "the outbox %s ends with number %d, before %d, the last that was put into it: it is damaged, or an "
-                "older copy; outcomes between them that no sink had are lost, unless a newer copy is put in its place",
+                "the outbox %s ends with number %d, before %d, the last that was put into it: it "
+                "is damaged, or an older copy; outcomes between them that no sink had are lost, "
+                "unless a newer copy is put in its place",
                 self.path,
                 self.newest,
                 counted,
             )
         if lacking or self._moved:
             credible = counted if counted < now + _CREDIBLE else 0  # it may be what is damaged
-            self.newest = max(max(self.newest, credible) + _LEAP, now)  # many a machine starts in 1970
+            # many a machine starts in 1970
+            self.newest = max(max(self.newest, credible) + _LEAP, now)
 
     def _save(self) -> bool:
-        """Write everything but the outcomes in one transaction: a kill in between must not lose a cursor."""
+        """Write everything but the outcomes in one transaction:
+        a kill in between must not lose a cursor.
+        """
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES (1, ?, ?)", (self.id, self._place))
+            self._db.execute(
+                "INSERT OR REPLACE INTO facts VALUES (1, ?, ?)", (self.id, self._place)
+            )
             self._db.execute("DELETE FROM cursors")
             cursors = (self._cursors | {_NEWEST: self.newest}).items()
             rows = [(name, seq, _crc(seq, name.encode())) for name, seq in cursors]
@@ -257,9 +309,15 @@ class Outbox:
 
     def _log_removed(self, names: Iterable[str]) -> None:
         for name in names:
-            [(left,)] = self._db.execute("SELECT COUNT(*) FROM outcomes WHERE seq > ?", (self._cursors[name],))
+            [(left,)] = self._db.execute(
+                "SELECT COUNT(*) FROM outcomes WHERE seq > ?", (self._cursors[name],)
+            )
             if left:
-                _log.warning("%d outcome(s) that waited for %s are dropped: it is in the settings no more", left, name)
+                _log.warning(
+                    "%d outcome(s) that waited for %s are dropped: it is in the settings no more",
+                    left,
+                    name,
+                )
 
     def _oldest_cursor(self) -> int:
         """The number up to which all sinks are done."""
@@ -276,7 +334,9 @@ class Outbox:
 
     def _log_write_error(self, error: sqlite3.Error) -> None:
         if not self._failing:
-            _log.error("the outbox %s cannot be written: %s; outcomes wait in memory", self.path, error)
+            _log.error(
+                "the outbox %s cannot be written: %s; outcomes wait in memory", self.path, error
+            )
         self._failing = self._changed = True
 
     def _insert(self, seq: int, data: bytes) -> bool:
@@ -298,11 +358,13 @@ class Outbox:
         with contextlib.closing(own):
             ended = False
             while not ended:
-                ended = self._ending.wait(_RETRY if self._failing else _MAINTENANCE)
+                pause = _RETRY if self._failing else _MAINTENANCE
+                ended = self._ending.wait(pause)
                 if not self._is_there():
                     _log.error(
-                        "the outbox %s is gone: outcomes are delivered as long as the line runs, and a kill loses what "
-                        "no sink has had; restart the line, which begins a new one",
+                        "the outbox %s is gone: outcomes are delivered as long as the line runs, "
+                        "and a kill loses what no sink has had; restart the line, which begins "
+                        "a new one",
                         self.path,
                     )
                     return
@@ -357,10 +419,12 @@ class Outbox:
     def _share(self, own: sqlite3.Connection) -> float:
         """The share of its limits that the outbox takes; 1 is all."""
         [(pages,)], [(free,)], [(size,)] = (
-            own.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "freelist_count", "page_size")
+            own.execute(f"PRAGMA {name}").fetchall()
+            for name in ("page_count", "freelist_count", "page_size")
         )
         rows = self._before + self._added
-        return max(rows / self._limits.outcomes, (pages - free) * size / (self._limits.megabytes << 20) if rows else 0)
+        used = (pages - free) * size / (self._limits.megabytes << 20) if rows else 0
+        return max(rows / self._limits.outcomes, used)
 
     def _log_dropped(self) -> None:
         """Log when outcomes begin to be dropped, and when that is over."""
@@ -368,7 +432,10 @@ class Outbox:
             if self._dropped_before is None:
                 self._dropped_before = self._reported
                 _log.error("the outbox %s is full: the oldest outcomes are dropped", self.path)
-                text = "a receiver was away for too long: the oldest outcomes that waited for it are dropped"
+                text = (
+                    "a receiver was away for too long: the oldest outcomes that waited for it "
+                    "are dropped"
+                )
                 self.put(Notice(kind="spool", text=text, time=current_time(), id=new_id()))
             self._reported = self.dropped
         elif self._dropped_before is not None and not self._nearly_full:
@@ -380,12 +447,15 @@ class Outbox:
             self._dropped_before = None
 
     def _delete(self, where: str, *values: int, most: int = sys.maxsize) -> int:
-        """Delete the oldest rows, in portions short enough for `put` to wait for; returns how many."""
+        """Delete the oldest rows, in portions short enough for `put` to wait for;
+        returns how many.
+        """
         deleted = 0
         while deleted < most:
             with self._lock:
                 cursor = self._db.execute(
-                    f"DELETE FROM outcomes WHERE seq IN (SELECT seq FROM outcomes WHERE {where} ORDER BY seq LIMIT ?)",  # noqa: S608
+                    "DELETE FROM outcomes WHERE seq IN (SELECT seq FROM outcomes "  # noqa: S608
+                    f"WHERE {where} ORDER BY seq LIMIT ?)",
                     (*values, min(_CHUNK, most - deleted)),
                 )
                 self._added -= cursor.rowcount
@@ -416,7 +486,10 @@ def open_outbox(folder: Path, limits: Limits) -> Iterator[Outbox]:
     UsageError when another daemon uses it, EdgeNodeError when the disk does not allow it.
     """
     with (
-        lock_folder(folder, "give each daemon of this machine a --line name of its own, or stop that process"),
+        lock_folder(
+            folder,
+            "give each daemon of this machine a --line name of its own, or stop that process",
+        ),
         contextlib.closing(Outbox(folder, limits)) as outbox,
     ):
         yield outbox

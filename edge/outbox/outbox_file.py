@@ -15,7 +15,9 @@ _log = logging.getLogger(__name__)
 
 
 def connect(path: Path, tables: str = "") -> sqlite3.Connection:
-    """Open it; each statement is a transaction. With `tables`, SQL that makes them, create it or check it as a whole.
+    """Open it; each statement is a transaction.
+
+    With `tables`, SQL that makes them, create it or check it as a whole.
 
     sqlite3.Error when it cannot be opened, or is damaged.
     """
@@ -38,7 +40,9 @@ def connect(path: Path, tables: str = "") -> sqlite3.Connection:
 
 
 def set_aside(path: Path, error: sqlite3.DatabaseError) -> Path:
-    """Rename a damaged database, which must not keep the line from starting; return its new path."""
+    """Rename a damaged database, which must not keep the line from starting;
+    return its new path.
+    """
     kept = path.with_name(f"damaged-{int(time.time())}-{path.stem}.sqlite")
     _log.error("%s is damaged (%s): a new one begins, the old one is kept as %s", path, error, kept)
     for tail in ("-wal", "-shm", ""):

@@ -1,4 +1,6 @@
-"""The page of labels: a line's images that wait for one, and people who give it, one after another or many at once."""
+"""The page of labels: a line's images that wait for one, and people who give it,
+one after another or many at once.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -43,15 +45,23 @@ class Overruled(Struct, frozen=True):
 class LabelPage:
     """The page, what it asks for, and what it changes: the latter needs a login."""
 
-    def __init__(self, line: str, pipeline: Pipeline, recent: RecentInspections, queue: LabelQueue) -> None:
-        self._line, self._pipeline, self._recent, self._queue = line, pipeline, recent, queue
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="labels")  # the queue's; inspection goes on meanwhile
+    def __init__(
+        self, line: str, pipeline: Pipeline, recent: RecentInspections, queue: LabelQueue
+    ) -> None:
+        self._line = line
+        self._pipeline = pipeline
+        self._recent = recent
+        self._queue = queue
+        # the queue's; inspection goes on meanwhile
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="labels")
         self._field: tuple[str, FieldAccuracy | None] = "", None  # of the model with this digest
 
     @property
     def routes(self) -> Iterator[Route]:
         """Paths below PATH."""
-        yield from page_routes(PATH, "label.html", ("label.css", "label.js", "label_grid.js", "strings.json"))
+        yield from page_routes(
+            PATH, "label.html", ("label.css", "label.js", "label_grid.js", "strings.json")
+        )
         yield Route(f"{PATH}queue", "GET", self._list)
         yield Route(f"{PATH}pictures/{{name}}", "GET", self._picture)
         yield Route(f"{PATH}label", "POST", self._label, "login")
@@ -65,7 +75,9 @@ class LabelPage:
 
     @property
     def field(self) -> FieldAccuracy | None:
-        """The accuracy in service of the model that is served; None until an image that tells it is labelled."""
+        """The accuracy in service of the model that is served;
+        None until an image that tells it is labelled.
+        """
         measured, found = self._field
         if measured != (digest := self._pipeline.model.digest):
             self._field = digest, None
@@ -79,7 +91,11 @@ class LabelPage:
             return
         measured = found.accuracy
         for name, text, value in (
-            ("accuracy_ratio", "Share of verdicts on images kept at random that people confirmed", measured.share),
+            (
+                "accuracy_ratio",
+                "Share of verdicts on images kept at random that people confirmed",
+                measured.share,
+            ),
             ("accuracy_low_ratio", "Lower end of its 95 % interval", measured.low),
             ("accuracy_high_ratio", "Upper end of its 95 % interval", measured.high),
             ("labelled", "Images that it rests on", measured.images),
@@ -92,9 +108,11 @@ class LabelPage:
             yield Reading(GaugeMetricFamily, f"service_{name}", text, value)
 
     def _measure(self) -> None:
-        model, pipeline = self._pipeline.model, self._pipeline
+        model = self._pipeline.model
+        pipeline = self._pipeline
         promised = held_out_performance(model.manifest, pipeline.view, pipeline.prior)
-        found = judge_field(*self._queue.sample(model.digest), promised.accuracy if promised else None)
+        waiting = promised.accuracy if promised else None
+        found = judge_field(*self._queue.sample(model.digest), waiting)
         self._field = model.digest, found
 
     def close(self) -> None:
@@ -121,26 +139,34 @@ class LabelPage:
         given = await request.json(Labels)
         if given.label is not None and given.label not in self.classes:
             raise RequestError(
-                f"there is no class {given.label!r}", f"take one of {', '.join(self.classes)}, or make its folder first"
+                f"there is no class {given.label!r}",
+                f"take one of {', '.join(self.classes)}, or make its folder first",
             )
         done = await self._do(partial(self._queue.label, given.images, given.label, request.user))
         self._thread.submit(self._measure)
-        return Response.json({"labelled": len(done.images) if done else 0})
+        labelled = len(done.images) if done else 0
+        return Response.json({"labelled": labelled})
 
     async def _undo(self, request: Request) -> Response:
         undone = await self._do(partial(self._queue.undo, request.user))
         self._thread.submit(self._measure)
-        return Response.json({"label": undone.label, "images": [image.kept for image in undone.images]})
+        return Response.json(
+            {"label": undone.label, "images": [image.kept for image in undone.images]}
+        )
 
     async def _overrule(self, request: Request) -> Response:
         given = await request.json(Overruled)
         inspection = self._recent.find(given.id)
         if inspection is None:
-            raise RequestError("this image is not held any more", "hold the next one before you overrule it", 404)
+            raise RequestError(
+                "this image is not held any more", "hold the next one before you overrule it", 404
+            )
         return Response.json({"kept": await self._do(partial(self._queue.overrule, inspection))})
 
     async def _do(self, work: Callable[[], T], status: int = 409) -> T:
-        """Have the queue do something; what it refuses is the client's matter, and has this status."""
+        """Have the queue do something; what it refuses is the client's matter,
+        and has this status.
+        """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except UsageError as error:

@@ -1,4 +1,5 @@
-"""The page of a line: what a line sees, decides and complains about, live, for whoever stands beside it.
+"""The page of a line: what a line sees, decides and complains about, live,
+for whoever stands beside it.
 
 It changes nothing: who may reach the line over HTTP may watch.
 """
@@ -37,7 +38,10 @@ class LinePage:
     ) -> None:
         """With `labels` a verdict can be overruled, and what labels say of the model is shown."""
         self._labels = labels
-        self._line, self._pipeline, self._recent, self._drift = line, pipeline, recent, drift
+        self._line = line
+        self._pipeline = pipeline
+        self._recent = recent
+        self._drift = drift
         self._drawn = OrderedDict[tuple[str, bool], bytes]()  # by verdict, without and with heat
         self._drawing = asyncio.Lock()  # however many watch, one decoder thread is left to the line
 
@@ -55,16 +59,23 @@ class LinePage:
 
     async def _state(self, request: Request) -> Response:
         """What there is to see; an image whose id is given as `?held=` is held on."""
-        pipeline, drift = self._pipeline, self._drift()
+        pipeline = self._pipeline
+        drift = self._drift()
         model = pipeline.model
         manifest = model.manifest
         if pipeline.model.predictor.reference is None:
             drift = None  # there is nothing that it could be measured by
         measured = held_out_performance(manifest, pipeline.view, pipeline.prior)
+        if pipeline.draining:
+            state = "draining"
+        elif pipeline.stalled:
+            state = "stalled"
+        else:
+            state = "ready"
         found: dict[str, Any] = {
             "line": self._line,
             "time": current_time(),
-            "state": "draining" if pipeline.draining else "stalled" if pipeline.stalled else "ready",
+            "state": state,
             "model": {
                 "bundle": manifest.id,
                 "digest": model.digest,
@@ -83,14 +94,19 @@ class LinePage:
         return Response.json(found, headers=_FRESH)
 
     async def _picture(self, request: Request) -> Response:
-        """An inspected frame with its tiles, as JPEG; with `?heat=1` under its heat map, if its bundle has maps."""
-        inspection, heat = self._recent.find(request.names["id"]), request.query("heat", "") == "1"
+        """An inspected frame with its tiles, as JPEG; with `?heat=1` under its heat map,
+        if its bundle has maps.
+        """
+        inspection = self._recent.find(request.names["id"])
+        heat = request.query("heat", "") == "1"
         if inspection is None:
             raise _gone()
         wanted = inspection.verdict.id, heat
         async with self._drawing:
             if wanted not in self._drawn:
-                self._drawn[wanted] = await self._pipeline.run_in_decoder(partial(_draw, heat=heat), inspection)
+                self._drawn[wanted] = await self._pipeline.run_in_decoder(
+                    partial(_draw, heat=heat), inspection
+                )
                 while len(self._drawn) > 2 * PINNED:
                     self._drawn.popitem(last=False)
             return Response(self._drawn[wanted], kind=b"image/jpeg", headers=_FRESH)
@@ -104,7 +120,8 @@ class LinePage:
 
 
 def _draw(inspection: Inspection, *, heat: bool) -> bytes:
-    from edge.inference.annotation import encode_jpeg, render_frame  # noqa: PLC0415  (nobody may ever look)
+    # Nobody may ever look
+    from edge.inference.annotation import encode_jpeg, render_frame  # noqa: PLC0415
 
     return encode_jpeg(render_frame(inspection, heat=heat))
 
@@ -117,5 +134,7 @@ def _encode(reject: Reject) -> bytes:
 
 def _gone() -> RequestError:
     return RequestError(
-        "this image is not held any more", "ask for the line's state again, and then for its last one", 404
+        "this image is not held any more",
+        "ask for the line's state again, and then for its last one",
+        404,
     )

@@ -16,16 +16,22 @@ _KINDS = {
     ".json": b"application/json",
 }
 _POLICY = {
-    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    b"content-security-policy": (
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"cache-control": b"no-cache",
 }
 
 
-def page_routes(path: str, page: str, files: Sequence[str], folder: Path = _FOLDER) -> Iterator[Route]:
-    """Routes of a page at `path`, which ends with a slash, of the files beside it, and of what all pages share."""
+def page_routes(
+    path: str, page: str, files: Sequence[str], folder: Path = _FOLDER
+) -> Iterator[Route]:
+    """Routes of a page at `path`, which ends with a slash, of the files beside it,
+    and of what all pages share.
+    """
     yield Route(path, "GET", partial(_serve, folder / page))
     for name in files:
         yield Route(path + name, "GET", partial(_serve, folder / name))

@@ -1,4 +1,7 @@
-"""Recent inspections of a line, for people to look at: last image, defects, notices, pace. In memory only."""
+"""Recent inspections of a line, for people to look at: last image, defects, notices, pace.
+
+In memory only.
+"""
 
 import threading
 import time
@@ -13,7 +16,8 @@ from numpy.typing import NDArray
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.inference.pipeline import Inspection, OutcomeConsumer
 
-REJECTS = 12  # defects that are told; of as many again the pictures are held, since a page asks for them later
+# defects that are told; of as many again the pictures are held, since a page asks for them later
+REJECTS = 12
 NOTICES = 5
 WINDOW = 60  # seconds over which the pace is taken
 _LATENCIES = 256  # images over which percentiles are taken
@@ -47,12 +51,16 @@ class Latency(NamedTuple):
 class RecentInspections:
     """A monitor and a consumer of outcomes, which it passes on.
 
-    Of a frame it holds the network's pixels if it has a defect. Whole it holds the last one, and while somebody looks
-    those that were last looked at.
+    Of a frame it holds the network's pixels if it has a defect. Whole it holds the last one, and
+    while somebody looks those that were last looked at.
     """
 
-    def __init__(self, consumer: OutcomeConsumer, clock: Callable[[], float] = time.monotonic) -> None:
-        self._consumer, self._clock, self._lock = consumer, clock, threading.Lock()
+    def __init__(
+        self, consumer: OutcomeConsumer, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._consumer = consumer
+        self._clock = clock
+        self._lock = threading.Lock()
         self._last: Inspection | None = None
         self._pinned = OrderedDict[str, Inspection]()
         self._looked_at = float("-inf")  # by the clock
@@ -61,7 +69,8 @@ class RecentInspections:
         self._failure: Failure | None = None
         self._counts = Counts()
         self._latencies = deque[float](maxlen=_LATENCIES)
-        self._seconds = deque[tuple[int, int]](maxlen=WINDOW + 1)  # a second, and the images inspected in it
+        # a second, and the images inspected in it
+        self._seconds = deque[tuple[int, int]](maxlen=WINDOW + 1)
 
     def observe(self, inspection: Inspection) -> Verdict:
         """Hold what led to a verdict, which stays as it is."""
@@ -82,31 +91,39 @@ class RecentInspections:
         if isinstance(outcome, Notice):
             self._notices.append(outcome)
             return
-        second, counts = int(self._clock()), self._counts
-        before = self._seconds.pop() if self._seconds and self._seconds[-1][0] == second else (second, 0)
+        second = int(self._clock())
+        counts = self._counts
+        before = (
+            self._seconds.pop() if self._seconds and self._seconds[-1][0] == second else (second, 0)
+        )
         self._seconds.append((second, before[1] + 1))
         if isinstance(outcome, Failure):
-            self._failure, self._counts = outcome, counts._replace(failures=counts.failures + 1)
+            self._failure = outcome
+            self._counts = counts._replace(failures=counts.failures + 1)
             return
-        self._failure, last = None, self._last
+        self._failure = None
+        last = self._last
         self._counts = counts._replace(
             images=counts.images + 1,
             defects=counts.defects + outcome.defect,
             doubtful=counts.doubtful + bool(outcome.doubts),
         )
         if last and last.verdict.id == outcome.id:
-            self._last = last._replace(verdict=outcome)  # monitors after this one may have amended it
+            # monitors after this one may have amended it
+            self._last = last._replace(verdict=outcome)
             if outcome.defect:
                 self._rejects.append(Reject(outcome, last.tiled.pixels[last.tile].copy()))
 
     def snapshot(self, held: str = "") -> Mapping[str, Any]:
-        """What there is to see now, as values that JSON holds; the last image is then held to be looked at.
+        """What there is to see now, as values that JSON holds;
+        the last image is then held to be looked at.
 
         So is, still, the one whose id is `held`.
         """
         now = self._clock()
         with self._lock:
-            self._looked_at, last = now, self._last
+            self._looked_at = now
+            last = self._last
             if last:
                 self._pinned[last.verdict.id] = last
                 if held in self._pinned:
@@ -115,12 +132,13 @@ class RecentInspections:
                     self._pinned.popitem(last=False)
             recent = sum(count for second, count in self._seconds if second > now - WINDOW)
             latencies = [*self._latencies]
+            latency = _percentiles(latencies)._asdict() if latencies else None
             return {
                 "last": last and last.verdict,
                 "failure": self._failure,
                 "counts": self._counts._asdict(),
                 "per_minute": recent * 60 / WINDOW,
-                "latency": _percentiles(latencies)._asdict() if latencies else None,
+                "latency": latency,
                 "rejects": [each.verdict for each in islice(reversed(self._rejects), REJECTS)],
                 "notices": [*reversed(self._notices)],
             }

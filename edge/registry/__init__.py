@@ -1,1 +1,3 @@
-"""Registry of a line's bundles: store, rollout with gate, probation and rollback, delivery over MQTT."""
+"""Registry of a line's bundles: store, rollout with gate, probation and rollback,
+delivery over MQTT.
+"""

@@ -14,7 +14,11 @@ _EVENTS = 10  # at most in the text
 def list_bundles(store: BundleStore) -> dict[str, Any]:
     """The store's state and the main facts of each bundle."""
     found: dict[str, Any] = msgspec.to_builtins(store.state())
-    return {"store": str(store.folder), **found, "bundles": [_describe(store, each) for each in store.digests()]}
+    return {
+        "store": str(store.folder),
+        **found,
+        "bundles": [_describe(store, each) for each in store.digests()],
+    }
 
 
 def _describe(store: BundleStore, digest: str) -> dict[str, Any]:
@@ -42,8 +46,12 @@ def format_bundles(store: BundleStore) -> Iterator[str]:
             role = "active, on probation"
         if digest in state.bad:
             role = f"failed: {state.bad[digest]}"
-        said = each.get("damaged") or f"{each['model']}, {each['created']}, {', '.join(each['classes'])}"
-        yield replace_unprintable(f"{digest}  {said}{f'  [{role}]' if role else ''}")
+        said = (
+            each.get("damaged")
+            or f"{each['model']}, {each['created']}, {', '.join(each['classes'])}"
+        )
+        role_text = f"  [{role}]" if role else ""
+        yield replace_unprintable(f"{digest}  {said}{role_text}")
     if not state.history:
         yield f"{store.folder} has served nothing yet; next: edge-node serve BUNDLE"
     for event in state.history[-_EVENTS:]:

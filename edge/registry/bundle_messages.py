@@ -1,4 +1,6 @@
-"""Settings and messages of bundle delivery to a line: JSON, on the topics of `broker_config.protocol.topics`."""
+"""Settings and messages of bundle delivery to a line: JSON, on the topics of
+`broker_config.protocol.topics`.
+"""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -16,7 +18,9 @@ Sender = Annotated[str, Meta(pattern=r"^sender-[0-9a-f]{16}\Z")]
 
 
 class Settings(BrokerSettings, frozen=True, kw_only=True):
-    """Table `[arrival]` of a line's settings: the plant's own broker, over which new bundles come."""
+    """Table `[arrival]` of a line's settings: the plant's own broker,
+    over which new bundles come.
+    """
 
     activate: bool = True  # a bundle that passes the gate; otherwise it is only stored
 
@@ -57,12 +61,17 @@ def blob_manifests(offer: Offer, names: Iterable[str]) -> list[Manifest]:
     """Some of the offered files, as a blob transfer fetches them."""
     return [
         Manifest(
-            federation="lines", run="0" * 16, round=0, node=offer.sender,
-            digest=each.digest, size=each.size, chunk_size=offer.chunk_size,
+            federation="lines",
+            run="0" * 16,
+            round=0,
+            node=offer.sender,
+            digest=each.digest,
+            size=each.size,
+            chunk_size=offer.chunk_size,
         )
         for each in offer.files
         if each.name in names
-    ]  # fmt: skip
+    ]
 
 
 def encode(message: Offer | Answer) -> bytes:

@@ -1,7 +1,8 @@
 """Receiver of bundles for a line, over MQTT from the plant's own trainer on the plant's own broker.
 
-No sender is trusted: a bundle is fetched only after manifest and signature have shown that the line's own node has made
-it, and then exactly the files whose hashes the manifest lists. Offers are processed one at a time.
+No sender is trusted: a bundle is fetched only after manifest and signature have shown that the
+line's own node has made it, and then exactly the files whose hashes the manifest lists. Offers are
+processed one at a time.
 """
 
 import logging
@@ -25,7 +26,15 @@ from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
-from edge.registry.bundle_messages import MAX_BYTES, Addressee, Answer, Offer, Settings, blob_manifests, encode
+from edge.registry.bundle_messages import (
+    MAX_BYTES,
+    Addressee,
+    Answer,
+    Offer,
+    Settings,
+    blob_manifests,
+    encode,
+)
 from edge.registry.rollout import RefusedError, Rollout
 
 if TYPE_CHECKING:
@@ -48,7 +57,12 @@ class BundleReceiver:
     """Receives bundles for a line in its own thread; reconnects by itself."""
 
     def __init__(
-        self, settings: Settings, line: str, rollout: Rollout, verifier: "Verifier | None", silence: float = 10.0
+        self,
+        settings: Settings,
+        line: str,
+        rollout: Rollout,
+        verifier: "Verifier | None",
+        silence: float = 10.0,
     ) -> None:
         """`silence`: seconds without a byte after which a transfer is abandoned.
 
@@ -56,12 +70,15 @@ class BundleReceiver:
         """
         if verifier is None:
             raise UsageError(
-                "[arrival] takes bundles from a broker, and nothing says whose signature they must bear",
+                "[arrival] takes bundles from a broker, and nothing says whose signature they "
+                "must bear",
                 "add --trust FILE, or leave [arrival] out",
             )
         self._endpoint = settings.endpoint()
         self._line = topics.check_name(line, "the line's name")
-        self._rollout, self._verifier, self._activate = rollout, verifier, settings.activate
+        self._rollout = rollout
+        self._verifier = verifier
+        self._activate = settings.activate
         self._events: queue.Queue[Any] = queue.Queue(_QUEUED)
         self._folder = rollout.store.folder / "arriving"
         self._silence = silence
@@ -103,7 +120,9 @@ class BundleReceiver:
                 self._answer(mqtt, self._process(mqtt, offer))
 
     def _next_event(self, seconds: float) -> Any:
-        """The next event, if one comes in time; messages are acknowledged, whatever becomes of them."""
+        """The next event, if one comes in time; messages are acknowledged,
+        whatever becomes of them.
+        """
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -125,7 +144,8 @@ class BundleReceiver:
         self._log_refusal(sender, f"what was offered cannot be read: {why}")
         if sender:
             self._answer(
-                message.client, Answer(sender=sender, state="refused", text=f"the offer cannot be read: {why}")
+                message.client,
+                Answer(sender=sender, state="refused", text=f"the offer cannot be read: {why}"),
             )
         return None
 
@@ -137,41 +157,65 @@ class BundleReceiver:
             self._log_refusal(offer.sender, explained.what)
             found = explained.findings if isinstance(explained, RefusedError) else ()
             return Answer(
-                sender=offer.sender, state="refused", text=explained.what, remedy=explained.remedy, findings=found
+                sender=offer.sender,
+                state="refused",
+                text=explained.what,
+                remedy=explained.remedy,
+                findings=found,
             )
 
     def _accept(self, mqtt: MqttClient, offer: Offer) -> Answer:
-        """Fetch, verify, store and serve an offered bundle; EdgeNodeError when one of these fails."""
+        """Fetch, verify, store and serve an offered bundle;
+        EdgeNodeError when one of these fails.
+        """
         if sum(each.size for each in offer.files) > MAX_BYTES:
-            raise OfferError(f"the bundle has more than {MAX_BYTES >> 20} MiB", "send a smaller one")
+            raise OfferError(
+                f"the bundle has more than {MAX_BYTES >> 20} MiB", "send a smaller one"
+            )
         blobs_ = BlobStore(self._folder)
         blobs_.purge(
             {each.digest for each in offer.files}
         )  # keeps what an interrupted transfer has left of this bundle
         me = f"line-{uuid.uuid4().hex[:16]}"
-        transfer = BlobTransfer(self._endpoint, topics.line_namespace(self._line), me, blobs_, self._events)
+        transfer = BlobTransfer(
+            self._endpoint, topics.line_namespace(self._line), me, blobs_, self._events
+        )
         transfer.start()
         try:
             manifest = self._fetch_manifest(mqtt, transfer, offer, blobs_)
             self._fetch(mqtt, transfer, offer, self._listed_files(offer, manifest))
         finally:
             transfer.close()
-        with self._assemble(offer, blobs_, [*_SIGNED, *self._listed_files(offer, manifest)]) as folder:
+        with self._assemble(
+            offer, blobs_, [*_SIGNED, *self._listed_files(offer, manifest)]
+        ) as folder:
             digest = self._rollout.store.add(folder, f"{offer.sender}, over MQTT")
         blobs_.purge(())
         if not self._activate:
-            return Answer(sender=offer.sender, state="stored", text=f"{manifest.id} ({digest}) is in the store")
-        self._answer(mqtt, Answer(sender=offer.sender, state="fetching", text="trying the model out"))
+            return Answer(
+                sender=offer.sender,
+                state="stored",
+                text=f"{manifest.id} ({digest}) is in the store",
+            )
+        self._answer(
+            mqtt, Answer(sender=offer.sender, state="fetching", text="trying the model out")
+        )
         findings = self._rollout.activate(digest, f"{offer.sender}, over MQTT")
         text = f"{manifest.id} ({digest}) is served"
         return Answer(sender=offer.sender, state="active", text=text, findings=tuple(findings))
 
-    def _fetch_manifest(self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, blobs_: BlobStore) -> Manifest:
-        """The manifest, once it is verified that the line's own node has signed it and that it may be served."""
+    def _fetch_manifest(
+        self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, blobs_: BlobStore
+    ) -> Manifest:
+        """The manifest, once it is verified that the line's own node has signed it and that it
+        may be served.
+        """
         for name in _SIGNED:
             sizes = [each.size for each in offer.files if each.name == name]
             if len(sizes) != 1 or sizes[0] > bundle_format.LARGEST[name]:
-                raise OfferError(f"the bundle has no {name}, or one that is too large", "export it with a kit")
+                raise OfferError(
+                    f"the bundle has no {name}, or one that is too large", "export it with a kit"
+                )
         self._fetch(mqtt, transfer, offer, _SIGNED)
         with self._assemble(offer, blobs_, _SIGNED) as folder:
             manifest = self._verifier._replace(accept_older=False).check_manifest(folder)
@@ -180,19 +224,24 @@ class BundleReceiver:
         return manifest
 
     def _listed_files(self, offer: Offer, manifest: Manifest) -> list[str]:
-        """The names of the files that the manifest lists; OfferError unless exactly these are offered."""
+        """The names of the files that the manifest lists;
+        OfferError unless exactly these are offered.
+        """
         listed = {part.file: part.sha256 for part in bundle_format.parts(manifest)}
         offered = {each.name: each.digest for each in offer.files if each.name not in _SIGNED}
         if listed != offered or len(offer.files) != len(listed) + len(_SIGNED):
             differing = sorted(offered.items() ^ listed.items())
-            first = abbreviate(repr(differing[0][0] if differing else ""))
+            first_name = differing[0][0] if differing else ""
+            first = abbreviate(repr(first_name))
             raise OfferError(
                 f"what is offered is not what the manifest lists: {first}",
                 "send the bundle folder as it was exported",
             )
         return list(listed)
 
-    def _fetch(self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, names: Sequence[str]) -> None:
+    def _fetch(
+        self, mqtt: MqttClient, transfer: BlobTransfer, offer: Offer, names: Sequence[str]
+    ) -> None:
         missing = {each.digest: each for each in blob_manifests(offer, names)}
         total = sum(each.size for each in missing.values())
         for each in missing.values():
@@ -208,18 +257,34 @@ class BundleReceiver:
                     raise failed.ours(f"then {remedy}") or OfferError(
                         f"the bundle could not be fetched: {error}", remedy
                     )
-                case Delivery() as message if (other := self._parse_offer(message)) and other.sender != offer.sender:
-                    self._answer(mqtt, Answer(sender=other.sender, state="busy", text="another bundle is arriving"))
+                case Delivery() as message if (
+                    other := self._parse_offer(message)
+                ) and other.sender != offer.sender:
+                    self._answer(
+                        mqtt,
+                        Answer(
+                            sender=other.sender, state="busy", text="another bundle is arriving"
+                        ),
+                    )
                 case Disconnected():
                     progressed = time.monotonic()
             now = time.monotonic()
             if transfer.bytes_received != received:
-                progressed, received = now, transfer.bytes_received
+                progressed = now
+                received = transfer.bytes_received
             if now - progressed > self._silence or self._stop.is_set():
-                raise OfferError("the bundle did not arrive: nothing came any more", "send it again; it goes on there")
+                raise OfferError(
+                    "the bundle did not arrive: nothing came any more",
+                    "send it again; it goes on there",
+                )
             if now - reported > _REPORT:
                 reported = now
-                self._answer(mqtt, Answer(sender=offer.sender, state="fetching", text=f"{received} of {total} bytes"))
+                self._answer(
+                    mqtt,
+                    Answer(
+                        sender=offer.sender, state="fetching", text=f"{received} of {total} bytes"
+                    ),
+                )
 
     @contextmanager
     def _assemble(self, offer: Offer, blobs_: BlobStore, names: Sequence[str]) -> Iterator[Path]:

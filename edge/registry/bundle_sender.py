@@ -20,13 +20,19 @@ from edge.bundle import bundle_format
 from edge.registry.bundle_messages import Answer, File, Offer, encode
 
 _AGAIN = 2.0  # seconds between two offers while there is no answer, or the line is busy
-_SILENCE = 120.0  # seconds without a message from a line that has answered: it may be testing the model
+# seconds without a message from a line that has answered: it may be testing the model
+_SILENCE = 120.0
 
 
 def send_bundle(
-    folder: Path, endpoint: Endpoint, line: str, report: Callable[[str], None], patience: float = 15.0
+    folder: Path,
+    endpoint: Endpoint,
+    line: str,
+    report: Callable[[str], None],
+    patience: float = 15.0,
 ) -> Answer:
-    """Offer a bundle to a line until it has accepted or refused it; `report` is called with each state of progress.
+    """Offer a bundle to a line until it has accepted or refused it;
+    `report` is called with each state of progress.
 
     A line that has not answered after `patience` seconds is not there.
 
@@ -45,7 +51,8 @@ def send_bundle(
     if specs := read_retained(endpoint, [topics.spec("+")], 5.0):
         federation = topics.federation_of(next(iter(specs)))
         raise UsageError(
-            f"{endpoint} is the broker of federation {federation!r}, and a personal model does not leave the plant",
+            f"{endpoint} is the broker of federation {federation!r}, and a personal model does "
+            "not leave the plant",
             "send it over the plant's own broker, or copy the folder",
         )
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,8 +67,11 @@ def _offer(
     report: Callable[[str], None],
     patience: float,
 ) -> Answer:
-    sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
-    names = sorted(name for name in bundle_format.file_names(found.manifest) if (found.folder / name).exists())
+    sender = f"sender-{secrets.token_hex(8)}"
+    events = queue.Queue[Any]()
+    names = sorted(
+        name for name in bundle_format.file_names(found.manifest) if (found.folder / name).exists()
+    )
     files = tuple(File(name, *blobs.put((found.folder / name).read_bytes())) for name in names)
     transfer = BlobTransfer(endpoint, topics.line_namespace(line), sender, blobs, events)
     transfer.start()
@@ -85,8 +95,12 @@ def _await_answer(
     patience: float,
 ) -> Answer:
     """The line's final answer to the offer, which is repeated until the line answers."""
-    heard, offered, fetching, text = time.monotonic(), 0.0, False, ""
-    while (now := time.monotonic()) - heard < (_SILENCE if fetching else patience):
+    heard = time.monotonic()
+    offered = 0.0
+    fetching = False
+    text = ""
+    limit = patience
+    while (now := time.monotonic()) - heard < limit:
         if not fetching and now - offered > _AGAIN:
             offered = now
             mqtt.publish(topics.bundle_offers(line), encode(offer))
@@ -97,8 +111,10 @@ def _await_answer(
         if answer.state not in ("fetching", "busy"):
             return answer
         fetching = answer.state == "fetching"
+        limit = _SILENCE if fetching else patience
         if answer.text != text:
-            report(text := answer.text)
+            text = answer.text
+            report(text)
     raise EdgeNodeError(
         f"line {line!r} does not answer at {mqtt.endpoint}",
         "start it with a table [arrival] that names this broker, and --trust; see its log",

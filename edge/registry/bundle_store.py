@@ -5,7 +5,8 @@
     record.jsonl  who did what, when and why, from the beginning (`line_record`)
     requests/     requests of `edge-node bundle` to a running daemon (`control_requests`)
 
-Every change is one atomic rename of data that is already on the disk, so a kill leaves either the old or the new state.
+Every change is one atomic rename of data that is already on the disk, so a kill leaves either the
+old or the new state.
 """
 
 import fcntl
@@ -34,7 +35,9 @@ KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events
 _BAD = 100  # bundles known to have failed, including deleted ones
 DIGITS = 12
-_FOLDER, _LOCK = "bundles", "daemon"  # in the line's state folder; in the store, locked while the line runs
+# in the line's state folder; in the store, locked while the line runs
+_FOLDER = "bundles"
+_LOCK = "daemon"
 _PAUSE = 0.05  # seconds between two attempts to lock
 
 
@@ -45,7 +48,8 @@ class State(Struct, frozen=True, kw_only=True):
     previous: str = ""  # the bundle for a rollback
     named: str = ""  # the bundle that the command to serve named last
     trial: int = 0  # starts of the daemon since `active` is on probation; 0: it is not
-    doubts: float | None = None  # share of doubted verdicts before `active`, for its probation to compare
+    # share of doubted verdicts before `active`, for its probation to compare
+    doubts: float | None = None
     bad: dict[str, str] = {}  # bundles that failed in service, and how
     history: tuple[Event, ...] = ()  # the newest last
 
@@ -68,7 +72,8 @@ class BundleStore:
         except (OSError, checksums.DamagedError) as error:
             raise UsageError(
                 f"which bundle this line serves cannot be read from {path}: {error}",
-                f"restore it from a copy, or remove {path} and name the bundle: edge-node serve BUNDLE",
+                f"restore it from a copy, or remove {path} and name the bundle: edge-node serve "
+                "BUNDLE",
             ) from None
 
     def path(self, digest: str) -> Path:
@@ -78,7 +83,10 @@ class BundleStore:
     def digests(self) -> list[str]:
         """The stored bundles, the newest first."""
         found = [path for path in self.folder.glob("[0-9a-f]" * DIGITS) if path.is_dir()]
-        return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
+        return [
+            path.name
+            for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        ]
 
     def manifest(self, digest: str) -> Manifest:
         """A bundle's manifest; BundleError when it is damaged."""
@@ -86,7 +94,9 @@ class BundleStore:
         return bundle.parse_manifest(folder, bundle.load_manifest(folder))
 
     def resolve(self, digits: str) -> str:
-        """The one bundle whose digest begins with `digits`; UsageError when there is none, or several."""
+        """The one bundle whose digest begins with `digits`; UsageError when there is none,
+        or several.
+        """
         found = [each for each in self.digests() if digits and each.startswith(digits)]
         if len(found) != 1:
             raise UsageError(
@@ -98,7 +108,8 @@ class BundleStore:
     def add(self, folder: Path, by: str, digest: str = "") -> str:
         """Copy a bundle into the store unless it is there; return the first digits of its digest.
 
-        BundleError when it is damaged, or its digest is not `digest`; EdgeNodeError when it cannot be written.
+        BundleError when it is damaged, or its digest is not `digest`; EdgeNodeError when it cannot
+        be written.
         """
         found = bundle.read_bundle(folder).digest[:DIGITS]
         if digest and found != digest:
@@ -111,9 +122,17 @@ class BundleStore:
         return found
 
     def record_activation(
-        self, digest: str, by: str, why: str = "", *, trial: bool = True, doubts: float | None = None
+        self,
+        digest: str,
+        by: str,
+        why: str = "",
+        *,
+        trial: bool = True,
+        doubts: float | None = None,
     ) -> State:
-        """Make a bundle the active one. The last one that has passed its probation becomes the previous one.
+        """Make a bundle the active one.
+
+        The last one that has passed its probation becomes the previous one.
 
         `doubts` is the share of doubted verdicts so far, if it is known.
         """
@@ -123,7 +142,9 @@ class BundleStore:
             if digest == proven:
                 state = replace(state, active=digest, previous=state.active, trial=0)
             elif digest != state.active:
-                state = replace(state, active=digest, previous=proven, trial=int(trial), doubts=doubts)
+                state = replace(
+                    state, active=digest, previous=proven, trial=int(trial), doubts=doubts
+                )
             bad = {each: how for each, how in state.bad.items() if each != digest}
             return self._with_event(replace(state, bad=bad), "activated", digest, by, why)
 
@@ -139,12 +160,18 @@ class BundleStore:
 
     def record_confirmation(self, by: str) -> None:
         """Record that the active bundle has passed its probation."""
-        self._change(lambda state: self._with_event(replace(state, trial=0), "confirmed", state.active, by))
+        self._change(
+            lambda state: self._with_event(replace(state, trial=0), "confirmed", state.active, by)
+        )
 
     def record_kept(self, by: str, why: str) -> None:
-        """Record that the active bundle has failed and stays, since there is no other to go back to."""
+        """Record that the active bundle has failed and stays,
+        since there is no other to go back to.
+        """
         self._change(
-            lambda state: self._with_event(replace(state, previous="", trial=0), "kept", state.active, by, why)
+            lambda state: self._with_event(
+                replace(state, previous="", trial=0), "kept", state.active, by, why
+            )
         )
 
     def record_start(self, trial: int) -> None:
@@ -152,19 +179,25 @@ class BundleStore:
         self._change(lambda state: replace(state, trial=trial))
 
     def record_rollback(self, by: str, why: str, *, failed: bool) -> State:
-        """Make the previous bundle the active one. A bundle that `failed` is not accepted again without --force."""
+        """Make the previous bundle the active one.
+
+        A bundle that `failed` is not accepted again without --force.
+        """
 
         def change(state: State) -> State:
             left = state.active
-            bad = dict(list(({**state.bad, left: why} if failed else state.bad).items())[-_BAD:])
-            state = replace(state, active=state.previous, previous="" if failed else left, trial=0, bad=bad)
+            failures = {**state.bad, left: why} if failed else state.bad
+            bad = dict(list(failures.items())[-_BAD:])
+            previous = "" if failed else left
+            state = replace(state, active=state.previous, previous=previous, trial=0, bad=bad)
             return self._with_event(state, "rolled back", left, by, why)
 
         return self._change(change)
 
     @contextmanager
     def lock(self, patience: float = 0) -> Iterator[None]:
-        """Hold the lock of the process that serves from this store; waits `patience` seconds for it.
+        """Hold the lock of the process that serves from this store;
+        waits `patience` seconds for it.
 
         Raises:
             StoreInUseError: another process holds it.
@@ -177,7 +210,8 @@ class BundleStore:
                 if time.monotonic() >= deadline:
                     file.seek(0)
                     raise StoreInUseError(
-                        f"the bundles in {self.folder} are served by process {file.read().strip() or '?'}",
+                        f"the bundles in {self.folder} are served by process "
+                        f"{file.read().strip() or '?'}",
                         "stop that line, or give this one a folder of its own: --memory FOLDER",
                     )
                 time.sleep(_PAUSE)
@@ -196,16 +230,21 @@ class BundleStore:
             return True
 
     def create_folder(self) -> None:
-        """Create the folder, accessible to its owner alone; UsageError when it is another user's."""
+        """Create the folder, accessible to its owner alone;
+        UsageError when it is another user's.
+        """
         with disk.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.check_owner()
 
     def check_owner(self) -> None:
-        """UsageError when the store is another user's: its line could not change what we would write there."""
+        """UsageError when the store is another user's:
+        its line could not change what we would write there.
+        """
         if self.folder.exists() and (owner := self.folder.stat().st_uid) != os.geteuid():
             raise UsageError(
-                f"{self.folder} is of user {owner}, not yours", "run the command as the line's user: sudo -u USER ..."
+                f"{self.folder} is of user {owner}, not yours",
+                "run the command as the line's user: sudo -u USER ...",
             )
 
     def _is_intact(self, digest: str) -> bool:
@@ -219,7 +258,8 @@ class BundleStore:
 
     def _copy(self, folder: Path, digest: str) -> None:
         manifest = bundle.parse_manifest(folder, bundle.load_manifest(folder))
-        scratch, target = self.folder / f".{digest}-{uuid.uuid4().hex}", self.path(digest)
+        scratch = self.folder / f".{digest}-{uuid.uuid4().hex}"
+        target = self.path(digest)
         with disk.writing(self.folder):
             scratch.mkdir(mode=0o700)
             for name in bundle.file_names(manifest):
@@ -236,7 +276,9 @@ class BundleStore:
     def _prune(self, added: str) -> None:
         """Delete the oldest bundles, and partial copies that a kill has left."""
         state = self.state()
-        others = [each for each in self.digests() if each not in (state.active, state.previous, added)]
+        others = [
+            each for each in self.digests() if each not in (state.active, state.previous, added)
+        ]
         for path in [*(self.path(each) for each in others[KEPT - 1 :]), *self.folder.glob(".*-*")]:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -246,13 +288,18 @@ class BundleStore:
 
     @property
     def head(self) -> RecordHead | None:
-        """The head of the record of what has happened here; EdgeNodeError when it cannot be read."""
+        """The head of the record of what has happened here;
+        EdgeNodeError when it cannot be read.
+        """
         return line_record.head(self.folder, self.state().history)
 
     def _with_event(self, state: State, what: What, digest: str, by: str, why: str = "") -> State:
-        head, sha256 = line_record.head(self.folder, state.history), ""
+        head = line_record.head(self.folder, state.history)
+        sha256 = ""
         with suppress(BundleError):
             sha256 = bundle.read_digest(self.path(digest))
+        number = head.entries + 1 if head else 1
+        before = head.digest if head else ""
         event = Event(
             what=what,
             bundle=digest,
@@ -261,8 +308,8 @@ class BundleStore:
             why=why,
             sha256=sha256,
             serving=state.active,
-            number=head.entries + 1 if head else 1,
-            before=head.digest if head else "",
+            number=number,
+            before=before,
         )
         return replace(state, history=(*state.history, event)[-_HISTORY:])
 
@@ -288,7 +335,9 @@ class BundleStore:
 
 
 def running_lines() -> list[tuple[Path, str]]:
-    """The state folder and the name of each line that runs on this machine, as far as we may look."""
+    """The state folder and the name of each line that runs on this machine,
+    as far as we may look.
+    """
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):  # it has ended meanwhile

@@ -1,7 +1,8 @@
-"""Requests to change what a line serves: to its running daemon, or carried out directly while none runs.
+"""Requests to change what a line serves: to its running daemon,
+or carried out directly while none runs.
 
-A command and the daemon exchange files in the folder of the line's bundle store, where only its owner can write:
-`requests/ID.json` is a request, `requests/ID.answer` its result.
+A command and the daemon exchange files in the folder of the line's bundle store, where only its
+owner can write: `requests/ID.json` is a request, `requests/ID.answer` its result.
 """
 
 import logging
@@ -45,11 +46,16 @@ class Answer(Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()
 
 
-def send_request(store: Path, request: Request, patience: float, is_alive: Callable[[], bool]) -> Answer:
-    """The daemon's answer; EdgeNodeError when the daemon ends, or does not answer within `patience` seconds."""
+def send_request(
+    store: Path, request: Request, patience: float, is_alive: Callable[[], bool]
+) -> Answer:
+    """The daemon's answer; EdgeNodeError when the daemon ends,
+    or does not answer within `patience` seconds.
+    """
     folder = store / "requests"
     name = new_id()
-    asked, answered = folder / f"{name}.json", folder / f"{name}.answer"
+    asked = folder / f"{name}.json"
+    answered = folder / f"{name}.answer"
     with disk.writing(folder):
         folder.mkdir(exist_ok=True, mode=0o700)
         disk.replace_bytes(asked, msgspec.json.encode(request), mode=0o600)
@@ -109,7 +115,9 @@ def apply_offline(store: BundleStore, request: Request, verifier: "Verifier | No
     is_rollback = request.action == "rollback"
     digest = state.previous if is_rollback else request.bundle
     if not digest:
-        raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
+        raise UsageError(
+            "there is no bundle to go back to", "edge-node bundle list shows what there is"
+        )
     if not request.force and not is_rollback:
         _check_candidate(store, digest)
     if verifier and is_rollback:
@@ -119,7 +127,9 @@ def apply_offline(store: BundleStore, request: Request, verifier: "Verifier | No
         store.record_rollback(request.by, "on purpose", failed=False)
     else:
         store.record_activation(digest, request.by)
-    checked = "its signature is right" if verifier else "its signature is looked at when the line starts"
+    checked = (
+        "its signature is right" if verifier else "its signature is looked at when the line starts"
+    )
     return Answer(
         done=True,
         text=f"{model.manifest.id} ({digest}) is served when the line starts: edge-node serve",
@@ -128,7 +138,9 @@ def apply_offline(store: BundleStore, request: Request, verifier: "Verifier | No
 
 
 def _check_candidate(store: BundleStore, digest: str) -> None:
-    """UsageError for a bundle that has failed in service, or has other classes than the active one."""
+    """UsageError for a bundle that has failed in service,
+    or has other classes than the active one.
+    """
     state = store.state()
     remedy = f"to serve it all the same: edge-node bundle activate {digest} --force"
     if how := state.bad.get(digest):
@@ -136,4 +148,6 @@ def _check_candidate(store: BundleStore, digest: str) -> None:
     if state.active:
         others = set(store.manifest(digest).classes) ^ set(store.manifest(state.active).classes)
         if others:
-            raise UsageError(f"it has not the active bundle's classes: {', '.join(sorted(others))}", remedy)
+            raise UsageError(
+                f"it has not the active bundle's classes: {', '.join(sorted(others))}", remedy
+            )

@@ -1,7 +1,9 @@
-"""Record of a line: every event of its bundles as a hash chain, in `record.jsonl` beside the store's state.
+"""Record of a line: every event of its bundles as a hash chain,
+in `record.jsonl` beside the store's state.
 
-An event is a fact of the state, which has the newest of them with their places in the chain. It is copied here
-afterwards: a kill in between loses none and doubles none, since the next change copies all that is not here yet.
+An event is a fact of the state, which has the newest of them with their places in the chain. It is
+copied here afterwards: a kill in between loses none and doubles none, since the next change copies
+all that is not here yet.
 """
 
 import logging
@@ -33,7 +35,8 @@ class Event(Struct, frozen=True, kw_only=True):
     time: str  # ISO 8601, UTC
     by: str  # on whose behalf
     why: str = ""
-    sha256: str = ""  # of the bundle's manifest, of which `bundle` is the beginning; empty if it was not there
+    # of the bundle's manifest, of which `bundle` is the beginning; empty if it was not there
+    sha256: str = ""
     serving: str = ""  # the bundle that is active from then on
     number: int = 0  # in the record; 0: it is older than that
     before: str = ""  # SHA-256 of the entry before
@@ -50,18 +53,27 @@ def head(folder: Path, history: Sequence[Event]) -> RecordHead | None:
 
     After the state was lost, or restored from an older copy, the file is ahead of it, and goes on.
     """
-    found = [hash_chain.head_of(entry(event), event.number) for event in history if event.number][-1:]
+    found = [hash_chain.head_of(entry(event), event.number) for event in history if event.number][
+        -1:
+    ]
     with suppress(OSError, ChainError):  # `copy` logs it
         found += [newest for newest in _newest(folder)[1:] if newest]
     return max(found, key=lambda each: each.entries, default=None)
 
 
 def copy(folder: Path, history: Sequence[Event]) -> None:
-    """Copy the events that are not in the file yet. If that fails, they wait in the state, and it is logged."""
+    """Copy the events that are not in the file yet.
+
+    If that fails, they wait in the state, and it is logged.
+    """
     path = folder / FILE
     try:
         end, newest = _newest(folder)
-        missing = [event for event in history if event.number > (newest.entries if newest else 0)]
+        missing = []
+        for event in history:
+            entries = newest.entries if newest else 0
+            if event.number > entries:
+                missing.append(event)
         if not missing:
             return
         if newest and missing[0].before != newest.digest:
@@ -73,11 +85,18 @@ def copy(folder: Path, history: Sequence[Event]) -> None:
             os.fsync(file.fileno())
         disk.sync(folder)
     except (OSError, ChainError) as error:
-        _log.error("the record %s cannot go on: %s; restore it from a copy, or move it away and keep it", path, error)
+        _log.error(
+            "the record %s cannot go on: %s; restore it from a copy, or move it away and keep it",
+            path,
+            error,
+        )
 
 
 def read(folder: Path, history: Sequence[Event]) -> Iterator[bytes]:
-    """All lines of a record, those that are not in the file yet too. OSError, or ChainError: it cannot be read."""
+    """All lines of a record, those that are not in the file yet too.
+
+    OSError, or ChainError: it cannot be read.
+    """
     line = b""
     if (folder / FILE).exists():
         for line in hash_chain.read_lines(folder / FILE):
@@ -99,7 +118,8 @@ def _newest(folder: Path) -> tuple[int, RecordHead | None]:
     line = complete[:-1].rpartition(b"\n")[2]
     if not _number(line) and (complete or size > len(data)):
         raise ChainError("its last line is no entry")
-    return size - len(data) + len(complete), hash_chain.head_of(line, _number(line)) if complete else None
+    head_of = hash_chain.head_of(line, _number(line)) if complete else None
+    return size - len(data) + len(complete), head_of
 
 
 def _number(line: bytes) -> int:

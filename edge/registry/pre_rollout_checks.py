@@ -1,4 +1,6 @@
-"""Gate: admission tests of a new model before its rollout, against the running model on the line's latest images."""
+"""Gate: admission tests of a new model before its rollout,
+against the running model on the line's latest images.
+"""
 
 import statistics
 import time
@@ -17,23 +19,29 @@ from edge.inference.served_model import Model
 
 SAMPLE = 64  # inputs of the network
 ENOUGH = 16  # inputs that are needed to compare two models
-OF_A_CLASS = 8  # inputs of one class, by the running model, that are needed to compare on that class
-_OF_A_FRAME = 4  # tiles that a frame adds besides the deciding one, so that the sample spans several frames
+# inputs of one class, by the running model, that are needed to compare on that class
+OF_A_CLASS = 8
+# tiles that a frame adds besides the deciding one, so that the sample spans several frames
+_OF_A_FRAME = 4
 _RUNS = 15  # at least, for the median latency of a model
 _REST = 4.0  # pause after each run, in multiples of its duration: the line needs the processor
 
 
 class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table `[gate]` of a line's settings: limits for a new bundle, before it is served and during its probation."""
+    """Table `[gate]` of a line's settings: limits for a new bundle,
+    before it is served and during its probation.
+    """
 
     latency: Annotated[float, Meta(gt=0)] | None = (
         None  # seconds for an image: median before, 95th percentile in service
     )
-    slower: Annotated[float, Meta(ge=1)] = 3.0  # limit of its median latency, as a multiple of the running model's
+    # limit of its median latency, as a multiple of the running model's
+    slower: Annotated[float, Meta(ge=1)] = 3.0
     agreement: Annotated[float, Meta(ge=0, le=1)] = (
         0.8  # share of the last images, and of each class, on which both must agree
     )
-    doubts: Annotated[float, Meta(gt=0, le=1)] = 0.25  # limit of the rise in the share of doubted verdicts in service
+    # limit of the rise in the share of doubted verdicts in service
+    doubts: Annotated[float, Meta(gt=0, le=1)] = 0.25
     minutes: Annotated[float, Meta(ge=0)] = 10.0  # of probation at least
     frames: Annotated[int, Meta(ge=0)] = 100  # likewise; after a day, fewer suffice
 
@@ -62,11 +70,14 @@ class Sample:
         A verdict in doubt is left out: whoever disagrees with it may have learnt better.
         """
         if inspection.model.digest != self._digest:
-            self._inputs, self._digest = [], inspection.model.digest
+            self._inputs = []
+            self._digest = inspection.model.digest
         if inspection.verdict.doubts:
             return
-        pixels, classes = inspection.tiled.pixels, inspection.model.manifest.classes
-        labels = inspection.outputs.probabilities.argmax(1)  # the graph's own: the gate compares graphs, not priors
+        pixels = inspection.tiled.pixels
+        classes = inspection.model.manifest.classes
+        # the graph's own: the gate compares graphs, not priors
+        labels = inspection.outputs.probabilities.argmax(1)
         some = np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int).tolist()
         seconds = inspection.inference_seconds / len(pixels)
         for tile in sorted({*some, inspection.tile}):
@@ -106,10 +117,13 @@ def assess_candidate(
 
 
 def _predict(predictor: Predictor, images: Sequence[NDArray[np.uint8]]) -> tuple[list[str], float]:
-    """The label of each image and the median seconds for one, with pauses in which the line can work."""
+    """The label of each image and the median seconds for one,
+    with pauses in which the line can work.
+    """
     size = predictor.manifest.input.size
     blank = np.zeros((size, size, 3), np.uint8)
-    labels, taken = [], []
+    labels = []
+    taken = []
     for image in [*images, *[blank] * (_RUNS - len(images))]:
         start = time.perf_counter()
         labels += predictor.labels(image[None])
@@ -125,7 +139,8 @@ def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def _check_classes(candidate: Model, running: Model | None) -> list[Finding]:
-    new, old = candidate.manifest.classes, running.manifest.classes if running else None
+    new = candidate.manifest.classes
+    old = running.manifest.classes if running else None
     if old is None or set(new) == set(old):
         return [Finding(True, f"it tells {len(new)} classes apart")]
     others = ", ".join(sorted(set(new) ^ set(old)))
@@ -140,13 +155,19 @@ def _check_latency(seconds: float, sample: Sequence[SampledInput], gate: Gate) -
         before = statistics.median(each.seconds for each in sample)
         if seconds > gate.slower * before:
             return [
-                Finding(False, f"{found}, more than {gate.slower:g} times the running one's {1000 * before:.1f} ms")
+                Finding(
+                    False,
+                    f"{found}, more than {gate.slower:g} times the running one's "
+                    f"{1000 * before:.1f} ms",
+                )
             ]
     return [Finding(True, found)]
 
 
 def _check_agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Finding:
-    """Agreement on all images and on each class: if most parts are good, "always good" agrees on nearly all."""
+    """Agreement on all images and on each class: if most parts are good,
+    "always good" agrees on nearly all.
+    """
     agreed = Counter(a for a, b in zip(new, old, strict=True) if a == b)
     found = f"it agrees with the running one on {agreed.total()} of the last {len(old)} images"
     if len(old) < ENOUGH:
@@ -155,7 +176,10 @@ def _check_agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Find
     worst = min(counts, key=lambda label: agreed[label] / counts[label], default=None)
     asked = f"[gate] agreement asks for {gate.agreement:.0%}"
     if worst is not None and agreed[worst] < gate.agreement * counts[worst]:
-        return Finding(False, f"{found}, on {agreed[worst]} of {counts[worst]} that are {worst} to that one; {asked}")
+        return Finding(
+            False,
+            f"{found}, on {agreed[worst]} of {counts[worst]} that are {worst} to that one; {asked}",
+        )
     if agreed.total() < gate.agreement * len(old):
         return Finding(False, f"{found}; {asked}")
     return Finding(True, found)

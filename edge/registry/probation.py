@@ -1,4 +1,6 @@
-"""Probation: a new model's first time in service, during which it must not do worse than its predecessor."""
+"""Probation: a new model's first time in service,
+during which it must not do worse than its predecessor.
+"""
 
 import time
 from collections import deque
@@ -31,9 +33,13 @@ class DoubtfulShare:
 
 
 class Probation:
-    """Observes a model that was just activated: the limits of `Gate` that apply in service, and for how long."""
+    """Observes a model that was just activated: the limits of `Gate` that apply in service,
+    and for how long.
+    """
 
-    def __init__(self, gate: Gate, before: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, gate: Gate, before: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`before` is the predecessor's share of doubted verdicts, if it is known."""
         self.doubtful = DoubtfulShare()
         self._gate = gate
@@ -54,7 +60,9 @@ class Probation:
     def is_passed(self) -> bool:
         """Whether the probation has lasted long enough."""
         lasted = self._clock() - self._begun
-        return lasted >= _DAY or (lasted >= 60 * self._gate.minutes and self._frames >= self._gate.frames)
+        return lasted >= _DAY or (
+            lasted >= 60 * self._gate.minutes and self._frames >= self._gate.frames
+        )
 
     def _explain_latency(self) -> str:
         if self._gate.latency is None or len(self._seconds) < _ENOUGH:

@@ -1,4 +1,6 @@
-"""Rollout of models on a line: admission tests, activation between two frames, probation, rollback of a failing one."""
+"""Rollout of models on a line: admission tests, activation between two frames,
+probation, rollback of a failing one.
+"""
 
 import logging
 import threading
@@ -40,18 +42,26 @@ class RefusedError(UsageError):
 
 
 class Rollout:
-    """Decides which model a line serves. A monitor of the pipeline; slow work is done in its own thread.
+    """Decides which model a line serves.
 
-    Each change is recorded in the store before the pipeline makes it, so that a restart serves the same model.
+    A monitor of the pipeline; slow work is done in its own thread.
+
+    Each change is recorded in the store before the pipeline makes it, so that a restart serves the
+    same model.
     """
 
-    def __init__(self, store: BundleStore, gate: Gate, verifier: "Verifier | None" = None, threads: int = 0) -> None:
+    def __init__(
+        self, store: BundleStore, gate: Gate, verifier: "Verifier | None" = None, threads: int = 0
+    ) -> None:
         self.store = store
         self.gate = gate  # assign another one to test the next bundle by it
-        self._verifier, self._threads = verifier, threads
-        self._sample, self._doubtful = Sample(), DoubtfulShare()
+        self._verifier = verifier
+        self._threads = threads
+        self._sample = Sample()
+        self._doubtful = DoubtfulShare()
         self._probation: Probation | None = None
-        self._before: Model | None = None  # the predecessor, kept loaded while the new one is on probation
+        # the predecessor, kept loaded while the new one is on probation
+        self._before: Model | None = None
         self._errors = 0
         self._should_trim = False  # a model was, or is about to be, released
         self._failures: deque[tuple[Model, str]] = deque()  # models that failed, not recorded yet
@@ -62,10 +72,11 @@ class Rollout:
     # ------------------------------------------------------------ start and end
 
     def load_first(self, folder: Path | None) -> Model:
-        """The model to serve first: of the bundle in `folder`, which the store gets, or else of the active bundle.
+        """The model to serve first: of the bundle in `folder`, which the store gets,
+        or else of the active bundle.
 
-        The same command as before goes on with the active bundle, which may have been activated since.
-        Raises EdgeNodeError when it cannot be served, as `load_model` does.
+        The same command as before goes on with the active bundle, which may have been activated
+        since. Raises EdgeNodeError when it cannot be served, as `load_model` does.
         """
         if folder is None or self._goes_on(folder):
             return self._load_active()
@@ -81,13 +92,19 @@ class Rollout:
         return model
 
     def _goes_on(self, folder: Path) -> bool:
-        """Whether the bundle in `folder` was served before, and another one took its place since."""
+        """Whether the bundle in `folder` was served before,
+        and another one took its place since.
+        """
         if self._verifier and self._verifier.accept_older:
             return False
-        state, digest = self.store.state(), bundle_format.read_digest(folder)
+        state = self.store.state()
+        digest = bundle_format.read_digest(folder)
         if not state.active:
             state = self._find_newest(digest)
-        if not (state.named and digest.startswith(state.named)) or state.active in ("", state.named):
+        if not (state.named and digest.startswith(state.named)) or state.active in (
+            "",
+            state.named,
+        ):
             return False
         _log.warning(
             "%s was served before: the line goes on with %s, which was activated since; "
@@ -99,31 +116,50 @@ class Rollout:
         return True
 
     def _find_newest(self, named: str) -> State:
-        """The state, where its file was lost: the newest bundle that the verifier has accepted is the active one."""
+        """The state, where its file was lost: the newest bundle that the verifier has accepted
+        is the active one.
+        """
         newest = self._verifier.newest[:DIGITS] if self._verifier else ""
-        if not newest or newest not in self.store.digests() or named[:DIGITS] not in self.store.digests():
+        if (
+            not newest
+            or newest not in self.store.digests()
+            or named[:DIGITS] not in self.store.digests()
+        ):
             return State()
         self.store.record_named(named[:DIGITS])
-        return self.store.record_activation(newest, _SELF, "which one was active was lost", trial=False)
+        return self.store.record_activation(
+            newest, _SELF, "which one was active was lost", trial=False
+        )
 
     def _load_active(self) -> Model:
         state = self.store.state()
         candidates = [(each, self._verifier) for each in (state.active, state.previous) if each]
         if died := state.trial >= STARTS and state.previous != "":
-            candidates = [(state.previous, self._verifier and self._verifier._replace(accept_older=True))]
+            candidates = [
+                (state.previous, self._verifier and self._verifier._replace(accept_older=True))
+            ]
         if not candidates:
-            raise UsageError(f"there is no bundle in {self.store.folder} to serve", "name one: edge-node serve BUNDLE")
+            raise UsageError(
+                f"there is no bundle in {self.store.folder} to serve",
+                "name one: edge-node serve BUNDLE",
+            )
         for digest, verifier in candidates:
             try:
                 model = load_model(self.store.path(digest), verifier, self._threads)
             except EdgeNodeError as error:
                 if digest == candidates[-1][0]:
                     raise
-                _log.error("the bundle %s cannot be served, the one before it is tried: %s", digest, error)
+                _log.error(
+                    "the bundle %s cannot be served, the one before it is tried: %s", digest, error
+                )
             else:
                 break
         if model.digest != state.active:
-            why = f"the daemon died {STARTS} times while it was on probation" if died else "it could not be loaded"
+            why = (
+                f"the daemon died {STARTS} times while it was on probation"
+                if died
+                else "it could not be loaded"
+            )
             self.store.record_rollback(_SELF, why, failed=died)
         elif state.trial:
             self._resume_probation(state)
@@ -137,7 +173,8 @@ class Rollout:
     def manage(self, pipeline: Pipeline) -> Iterator[None]:
         """Manage the model of this pipeline, which has us as its last monitor."""
         self._pipeline = pipeline
-        pipeline.on_model_error, pipeline.on_model_success = self._count_error, self._reset_errors
+        pipeline.on_model_error = self._count_error
+        pipeline.on_model_success = self._reset_errors
         thread = threading.Thread(
             target=self._run, args=(RequestQueue(self.store.folder),), name="rollout", daemon=True
         )
@@ -177,22 +214,32 @@ class Rollout:
     def _fail(self, model: Model, why: str) -> None:
         """Serve the predecessor at once, if it is loaded; our own thread does the rest."""
         with self._swap_lock:
-            if model is not self._pipeline.model or any(each is model for each, _ in self._failures):
+            if model is not self._pipeline.model or any(
+                each is model for each, _ in self._failures
+            ):
                 return
             if self._before:
                 self._serve(self._before)
             self._failures.append((model, why))
 
-    def _serve(self, model: Model, probation: Probation | None = None, before: Model | None = None) -> None:
-        self._pipeline.model, self._probation, self._before, self._errors = model, probation, before, 0
+    def _serve(
+        self, model: Model, probation: Probation | None = None, before: Model | None = None
+    ) -> None:
+        self._pipeline.model = model
+        self._probation = probation
+        self._before = before
+        self._errors = 0
         self._should_trim = True
         if probation is None:
             self._doubtful = DoubtfulShare()
 
     # ------------------------------------------------------------ changes
 
-    def activate(self, digest: str, by: str, *, force: bool = False, accept_older: bool = False) -> list[str]:
-        """Serve a bundle of the store from the next frame on; returns the results of the admission tests.
+    def activate(
+        self, digest: str, by: str, *, force: bool = False, accept_older: bool = False
+    ) -> list[str]:
+        """Serve a bundle of the store from the next frame on;
+        returns the results of the admission tests.
 
         Raises:
             RefusedError: it fails an admission test; `force` overrules that.
@@ -223,11 +270,13 @@ class Rollout:
             texts = [each.text for each in findings]
             if against := [each.text for each in findings if not each.good and not force]:
                 raise RefusedError(
-                    "; ".join(against), f"to serve it all the same: edge-node bundle activate {digest} --force", texts
+                    "; ".join(against),
+                    f"to serve it all the same: edge-node bundle activate {digest} --force",
+                    texts,
                 )
             why = "" if all(each.good for each in findings) else "on purpose"
-            # What a restart finds in the store must pass verification: the store learns of a newer bundle before the
-            # verifier does, of an older one after the verifier has admitted it.
+            # What a restart finds in the store must pass verification: the store learns of a newer
+            # bundle before the verifier does, of an older one after the verifier has admitted it.
             if newer := model.manifest.version >= running.manifest.version:
                 self.store.record_activation(digest, by, why, doubts=doubts)
         if not newer:
@@ -237,7 +286,9 @@ class Rollout:
             if not state.trial:
                 self._serve(model)
             else:
-                before = self._before or (running if state.previous == running.digest else None)
+                before = self._before
+                if before is None and state.previous == running.digest:
+                    before = running
                 self._serve(model, Probation(self.gate, doubts), before)
         self._notify(f"{model.manifest.id} ({digest}) is served from now on", digest, by)
         return texts
@@ -245,13 +296,16 @@ class Rollout:
     def roll_back(self, by: str) -> list[str]:
         """Serve the previous bundle again, on purpose.
 
-        EdgeNodeError when there is none, or it cannot be served, or lacks a class that the settings name.
+        EdgeNodeError when there is none, or it cannot be served, or lacks a class that the settings
+        name.
         """
         with self._change_lock:
             self._handle_failures()
             state = self.store.state()
             if not state.previous:
-                raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
+                raise UsageError(
+                    "there is no bundle to go back to", "edge-node bundle list shows what there is"
+                )
             with self._verified(state.previous, accept_older=True) as (found, expiry_dates):
                 model = Model.from_bundle(found, self._threads, expiry_dates)
                 self._check_class_names(model)
@@ -273,8 +327,12 @@ class Rollout:
             )
 
     @contextmanager
-    def _verified(self, digest: str, *, accept_older: bool) -> "Iterator[tuple[bundle_format.Bundle, ExpiryDates]]":
-        """A verified bundle of the store; the verifier remembers it when the block ends without an error."""
+    def _verified(
+        self, digest: str, *, accept_older: bool
+    ) -> "Iterator[tuple[bundle_format.Bundle, ExpiryDates]]":
+        """A verified bundle of the store; the verifier remembers it when the block ends without
+        an error.
+        """
         folder = self.store.path(digest)
         if self._verifier is None:
             yield bundle_format.read_bundle(folder), UNCHECKED
@@ -313,14 +371,20 @@ class Rollout:
             explained = explain(error)
             found = explained.findings if isinstance(explained, RefusedError) else ()
             return Answer(done=False, text=explained.what, remedy=explained.remedy, findings=found)
-        return Answer(done=True, text=f"{self._pipeline.model.manifest.id} is served", findings=tuple(findings))
+        return Answer(
+            done=True,
+            text=f"{self._pipeline.model.manifest.id} is served",
+            findings=tuple(findings),
+        )
 
     def _confirm(self) -> None:
         with self._swap_lock:
             probation = self._probation
             if probation is None or not probation.is_passed:
                 return
-            self._probation, self._before, self._doubtful = None, None, probation.doubtful
+            self._probation = None
+            self._before = None
+            self._doubtful = probation.doubtful
         self.store.record_confirmation(_SELF)
         self._should_trim = True
 
@@ -333,7 +397,9 @@ class Rollout:
                 self._go_back(model.digest, state.previous, why)
             elif model.digest == state.active:
                 self._notify(
-                    f"{model.manifest.id} ({model.digest}) fails, there is no other to serve: {why}", model.digest
+                    f"{model.manifest.id} ({model.digest}) fails, there is no other to serve: "
+                    f"{why}",
+                    model.digest,
                 )
             self._failures.popleft()
 
@@ -353,7 +419,10 @@ class Rollout:
             if model:
                 self._serve(model)
         served = self._pipeline.model
-        text = f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again"
+        text = (
+            f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is "
+            "served again"
+        )
         try:
             self._check_class_names(served)
         except UsageError as error:  # a model that can compute is still better
@@ -361,29 +430,39 @@ class Rollout:
         self._notify(text, failed)
 
     def _keep_failed(self, failed: str, previous: str, why: str, error: EdgeNodeError) -> None:
-        """Keep a failed model, since the previous one cannot be served: report it once, and do not try again."""
+        """Keep a failed model, since the previous one cannot be served: report it once,
+        and do not try again.
+        """
         self.store.record_kept(_SELF, f"{why}; {previous} cannot be served: {error.what}")
         with self._swap_lock:
-            self._probation, self._before = None, None
+            self._probation = None
+            self._before = None
         served = self._pipeline.model
         self._notify(
-            f"the bundle {failed} has failed ({why}), and the one before, {previous}, cannot be served: {error.what}; "
-            f"{served.manifest.id} ({served.digest}) goes on",
+            f"the bundle {failed} has failed ({why}), and the one before, {previous}, cannot be "
+            f"served: {error.what}; {served.manifest.id} ({served.digest}) goes on",
             failed,
         )
 
     def _notify(self, text: str, digest: str, by: str = _SELF) -> None:
         _log.warning("%s", text)
         head = self.store.head
+        record = head.digest if head else ""
         details: dict[str, float | str] = {
             "bundle": digest,
             "by": by,
             "serving": self._pipeline.model.digest,
-            "record": head.digest if head else "",
+            "record": record,
         }
-        self._pipeline.outcomes.put(Notice(kind="model", text=text, time=current_time(), details=details, id=new_id()))
+        self._pipeline.outcomes.put(
+            Notice(kind="model", text=text, time=current_time(), details=details, id=new_id())
+        )
 
 
 def _signature_finding(expiry_dates: ExpiryDates) -> Finding:
-    text = "no signature was looked at (no --trust)" if expiry_dates is UNCHECKED else "its signature is right"
+    text = (
+        "no signature was looked at (no --trust)"
+        if expiry_dates is UNCHECKED
+        else "its signature is right"
+    )
     return Finding(True, f"{text}, and its golden image comes out as promised")

@@ -1,4 +1,6 @@
-"""Appending of outcomes to a file, each once: the last line of the file tells how far it has come."""
+"""Appending of outcomes to a file, each once:
+the last line of the file tells how far it has come.
+"""
 
 import contextlib
 import os
@@ -17,8 +19,8 @@ _TAIL = 1 << 20  # bytes at the end of a file in which its last line must begin
 class AppendingSink(ABC):
     """Appends a line for each outcome to a file, and syncs it before the next batch.
 
-    A kill or a full disk can leave half a line: it is cut off and written again. When the file was moved away, as log
-    rotation does, a new one is begun.
+    A kill or a full disk can leave half a line: it is cut off and written again. When the file was
+    moved away, as log rotation does, a new one is begun.
     """
 
     header = b""  # the first line of a new file
@@ -69,7 +71,8 @@ class AppendingSink(ABC):
     def _open(self) -> None:
         self._last = 0  # the last outcome that the file has
         self._file: BinaryIO = self._path.open("ab", buffering=0)
-        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)  # no pipe and no device
+        # no pipe and no device
+        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
         if self._is_regular:
             self._recover()
 
@@ -92,12 +95,16 @@ class AppendingSink(ABC):
 
     def _is_in_place(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            return not self._file.closed and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+            return not self._file.closed and os.path.samestat(
+                self._path.stat(), os.fstat(self._file.fileno())
+            )
         return False
 
 
 def write_all(file: BinaryIO, data: bytes, *, sync: bool = False) -> None:
-    """Write to an unbuffered file, with `sync` through to the disk; OSError, and nothing written, when that fails."""
+    """Write to an unbuffered file, with `sync` through to the disk; OSError,
+    and nothing written, when that fails.
+    """
     left = memoryview(data)
     before = os.fstat(file.fileno())
     try:

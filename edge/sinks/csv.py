@@ -13,19 +13,24 @@ from edge.sinks.sink import IsOurs, Item
 from edge.terminal.formatting import plain_cell
 
 COLUMNS = (
-    "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "taught", "doubts", "bundle",
-    "model", "milliseconds", "text",
+    "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "taught",
+    "doubts", "bundle", "model", "milliseconds", "text",
 )  # fmt: skip
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="csv"):
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="csv"
+):
     """`[[sinks]] kind = "csv"`: a row for each outcome."""
 
     path: str
 
 
 class Csv(AppendingSink):
-    """A header, then a row for each outcome. Line ends in names are replaced, so that a row is a line."""
+    """A header, then a row for each outcome.
+
+    Line ends in names are replaced, so that a row is a line.
+    """
 
     header = (",".join(COLUMNS) + "\n").encode()
 
@@ -55,7 +60,9 @@ class Csv(AppendingSink):
 def _cells(outcome: Outcome) -> dict[str, object]:
     match outcome:
         case Verdict():
-            cells: dict[str, object] = {name: getattr(outcome, name) for name in COLUMNS if hasattr(outcome, name)}
+            cells: dict[str, object] = {
+                name: getattr(outcome, name) for name in COLUMNS if hasattr(outcome, name)
+            }
             flags = {"defect": int(outcome.defect), "taught": int(outcome.taught)}
             return cells | flags | {"doubts": " ".join(outcome.doubts)}
         case Failure():
@@ -68,4 +75,8 @@ def _cells(outcome: Outcome) -> dict[str, object]:
                 "text": text,
             }
         case Notice():
-            return {"id": outcome.id, "time": outcome.time, "text": f"{outcome.kind}: {outcome.text}"}
+            return {
+                "id": outcome.id,
+                "time": outcome.time,
+                "text": f"{outcome.kind}: {outcome.text}",
+            }

@@ -18,7 +18,9 @@ from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
 _LAST = ".last"
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="folder"):
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="folder"
+):
     """`[[sinks]] kind = "folder"`: a JSON file for each outcome, in a folder for its label."""
 
     path: str
@@ -26,10 +28,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
 
 class Folder:
-    """A file for each outcome, LABEL/SEQ-ID.json, complete when it appears. Failures and notices have own folders.
+    """A file for each outcome, LABEL/SEQ-ID.json, complete when it appears.
 
-    Readers may remove files: `.last` names the latest that was about to appear, and a leftover temporary file shows
-    that it did not.
+    Failures and notices have own folders.
+
+    Readers may remove files: `.last` names the latest that was about to appear, and a leftover
+    temporary file shows that it did not.
     """
 
     def __init__(self, path: Path, most: int, is_ours: IsOurs) -> None:
@@ -79,7 +83,9 @@ class Folder:
             self._files.popleft().unlink(missing_ok=True)
 
     def _write_last(self, item: Item) -> None:
-        """Overwrite `.last` in place with as many bytes as before: a kill cannot leave half of it."""
+        """Overwrite `.last` in place with as many bytes as before:
+        a kill cannot leave half of it.
+        """
         descriptor = os.open(self._path / _LAST, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             os.write(descriptor, b"%020d %b\n" % (item.seq, item.outcome.id.encode()))

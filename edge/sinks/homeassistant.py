@@ -18,7 +18,9 @@ from edge.sinks.sink import Item, SinkDown
 if TYPE_CHECKING:
     from edge.sinks.mqtt_connection import Connection
 
-_ONLINE, _OFFLINE = b"online", b"offline"  # what Home Assistant expects by default
+# what Home Assistant expects by default
+_ONLINE = b"online"
+_OFFLINE = b"offline"
 
 
 class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag="homeassistant"):
@@ -34,8 +36,10 @@ class State(Struct):
     confidence: float | None = None  # per cent
     defect: str = "OFF"
     untaught: str = "OFF"  # whether the label is a class that this plant never taught
-    problem: str = "OFF"  # whether the latest frame could not be inspected, or needs a person to look at it
-    message: str | None = None  # the latest failure or notice; Home Assistant takes up to 255 characters
+    # whether the latest frame could not be inspected, or needs a person to look at it
+    problem: str = "OFF"
+    # the latest failure or notice; Home Assistant takes up to 255 characters
+    message: str | None = None
     parts: int = 0
     defects: int = 0
     failures: int = 0
@@ -63,7 +67,8 @@ class State(Struct):
 
 
 class HomeAssistant:
-    """Announces the line when it connects, then publishes its state; the will reports a line that is gone.
+    """Announces the line when it connects, then publishes its state;
+    the will reports a line that is gone.
 
     Only the present counts there: of replayed outcomes only the last state is published.
     """
@@ -79,11 +84,16 @@ class HomeAssistant:
     def deliver(self, items: Sequence[Item]) -> None:
         """Publish the state after each item."""
         connection = self._connect()
-        states, state = [], self._state
+        states = []
+        state = self._state
         for item in items:
             state = state.after(item.outcome)
             states.append(state)
-        shown = [each for each, item in zip(states, items, strict=True) if not item.replayed or item is items[-1]]
+        shown = [
+            each
+            for each, item in zip(states, items, strict=True)
+            if not item.replayed or item is items[-1]
+        ]
         _publish(connection, f"{self._base}/state", *map(msgspec.json.encode, shown))
         self._state = state
 
@@ -101,11 +111,16 @@ class HomeAssistant:
         if self._connection:
             self._connection.close()
         self._connection = Connection(
-            self._broker.endpoint, self._broker.client_id, will=(f"{self._base}/availability", _OFFLINE)
+            self._broker.endpoint,
+            self._broker.client_id,
+            will=(f"{self._base}/availability", _OFFLINE),
         )
         device = f"edge-node-{self._broker.line}".replace(".", "-")
         for topic, payload in (
-            (f"{self._prefix}/device/{device}/config", msgspec.json.encode(discovery(device, self._broker.line))),
+            (
+                f"{self._prefix}/device/{device}/config",
+                msgspec.json.encode(discovery(device, self._broker.line)),
+            ),
             (f"{self._base}/state", msgspec.json.encode(self._state)),
             (f"{self._base}/availability", _ONLINE),
         ):
@@ -132,7 +147,11 @@ def discovery(device: str, line: str) -> dict[str, Any]:
             "state_class": "measurement",
         },
         "defect": {"platform": "binary_sensor", "name": "Defect", "icon": "mdi:alert-decagram"},
-        "untaught": {"platform": "binary_sensor", "name": "Class never taught here", "icon": "mdi:tag-off"},
+        "untaught": {
+            "platform": "binary_sensor",
+            "name": "Class never taught here",
+            "icon": "mdi:tag-off",
+        },
         "problem": {"platform": "binary_sensor", "name": "Problem", "device_class": "problem"},
         "message": {"platform": "sensor", "name": "Message", "entity_category": "diagnostic"},
         "parts": {"platform": "sensor", "name": "Parts", "state_class": "total_increasing"},
@@ -141,10 +160,16 @@ def discovery(device: str, line: str) -> dict[str, Any]:
     }
     base = topics.home_assistant(line)
     return {
-        "device": {"identifiers": [device], "name": line, "manufacturer": "edge-node", "model": "inspection line"},
+        "device": {
+            "identifiers": [device],
+            "name": line,
+            "manufacturer": "edge-node",
+            "model": "inspection line",
+        },
         "origin": {"name": "edge-node"},
         "components": {
-            name: each | {"unique_id": f"{device}-{name}", "value_template": f"{{{{ value_json.{name} }}}}"}
+            name: each
+            | {"unique_id": f"{device}-{name}", "value_template": f"{{{{ value_json.{name} }}}}"}
             for name, each in components.items()
         },
         "state_topic": f"{base}/state",

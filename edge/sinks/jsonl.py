@@ -12,7 +12,9 @@ from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
 _PREFIX = b'{"seq":'
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="jsonl"):
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="jsonl"
+):
     """`[[sinks]] kind = "jsonl"`: a JSON object on each line."""
 
     path: str = ""  # standard output
@@ -45,7 +47,10 @@ class JsonLines(AppendingSink):
 
 
 class StandardOutput:
-    """A JSON object on each line. After a kill the last outcomes may come again: nothing shows what was read."""
+    """A JSON object on each line.
+
+    After a kill the last outcomes may come again: nothing shows what was read.
+    """
 
     name = "jsonl:-"
 

@@ -13,7 +13,8 @@ from edge.config.broker_settings import BrokerSettings
 from edge.sinks.sink import IsOurs, Item, Refused, SinkDown, to_json
 
 if TYPE_CHECKING:
-    from edge.sinks.mqtt_connection import Connection  # loads paho: only a line with a broker needs it
+    # loads paho: only a line with a broker needs it
+    from edge.sinks.mqtt_connection import Connection
 
 
 class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag="mqtt"):
@@ -21,7 +22,9 @@ class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class Broker(Struct, frozen=True):
-    """A broker, and a client id that outlives a kill, so that the broker ends a connection left over from before."""
+    """A broker, and a client id that outlives a kill,
+    so that the broker ends a connection left over from before.
+    """
 
     endpoint: Endpoint
     line: str
@@ -47,9 +50,10 @@ class _Last(Struct):
 class Mqtt:
     """Publishes to `topics.verdicts(line)`, QoS 1, each outcome retained.
 
-    So the broker itself tells which one it has accepted last, and after a lost connection or a kill we go on with the
-    next. A broker that loses its retained messages gets again what it had not acknowledged, 20 at most. A message that
-    it refuses while it accepts later ones is skipped; one that it refuses alone is tried again.
+    So the broker itself tells which one it has accepted last, and after a lost connection or a kill
+    we go on with the next. A broker that loses its retained messages gets again what it had not
+    acknowledged, 20 at most. A message that it refuses while it accepts later ones is skipped; one
+    that it refuses alone is tried again.
     """
 
     def __init__(self, broker: Broker, is_ours: IsOurs) -> None:
@@ -66,9 +70,14 @@ class Mqtt:
         connection = self._connect()
         fresh = [item for item in items if item.seq > self._accepted]
         payloads = [to_json(item) for item in fresh]
-        fit = next((n for n, each in enumerate(payloads) if not connection.fits(self._topic, each)), len(payloads))
+        fit = next(
+            (n for n, each in enumerate(payloads) if not connection.fits(self._topic, each)),
+            len(payloads),
+        )
         answers = connection.publish(self._topic, payloads[:fit])
-        self._record(items, {item.seq: answer for item, answer in zip(fresh, answers, strict=False)})
+        self._record(
+            items, {item.seq: answer for item, answer in zip(fresh, answers, strict=False)}
+        )
         for index, item in enumerate(items):
             if item.seq > self._accepted:
                 if connection.lost or item.seq in self._refused:
@@ -78,8 +87,12 @@ class Mqtt:
                 raise Refused(self._refused[item.seq], index)
 
     def _record(self, items: Sequence[Item], answers: dict[int, str]) -> None:
-        """Note what the broker has accepted and refused; an answer is empty or the reason of a refusal."""
-        self._accepted = max((seq for seq, why in answers.items() if not why), default=self._accepted)
+        """Note what the broker has accepted and refused;
+        an answer is empty or the reason of a refusal.
+        """
+        self._accepted = max(
+            (seq for seq, why in answers.items() if not why), default=self._accepted
+        )
         known = self._refused | answers
         self._refused = {item.seq: known[item.seq] for item in items if known.get(item.seq)}
 
@@ -99,7 +112,8 @@ class Mqtt:
         last = _parse_last(self._connection.read_retained(self._topic))
         if self._connection.lost:
             raise SinkDown(self._connection.lost)
-        self._accepted = max(self._accepted, last.seq if self._is_ours(last.seq, last.id) else 0)
+        seq = last.seq if self._is_ours(last.seq, last.id) else 0
+        self._accepted = max(self._accepted, seq)
         return self._connection
 
 

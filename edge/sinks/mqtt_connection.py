@@ -1,4 +1,7 @@
-"""Connection of a sink to an MQTT broker. It never reconnects: what to repeat is the sink's decision."""
+"""Connection of a sink to an MQTT broker.
+
+It never reconnects: what to repeat is the sink's decision.
+"""
 
 import logging
 import threading
@@ -26,8 +29,13 @@ _log = logging.getLogger(__name__)
 class Connection:
     """A clean session. The broker ends an older connection of the same client id."""
 
-    def __init__(self, endpoint: Endpoint, client_id: str, will: tuple[str, bytes] | None = None) -> None:
-        """Connect, with MQTT 5 if the broker can; SinkDown when that is not possible. The will is retained, QoS 1."""
+    def __init__(
+        self, endpoint: Endpoint, client_id: str, will: tuple[str, bytes] | None = None
+    ) -> None:
+        """Connect, with MQTT 5 if the broker can; SinkDown when that is not possible.
+
+        The will is retained, QoS 1.
+        """
         self._endpoint = endpoint
         self._changed = threading.Condition()
         self._answers: dict[int, ReasonCode] = {}  # to what was published, by message id
@@ -41,7 +49,8 @@ class Connection:
             raise SinkDown(error.what) from error
 
     def publish(self, topic: str, payloads: Sequence[bytes]) -> list[str]:
-        """Publish messages in order, retained, QoS 1; the broker's answers, each empty or the reason of a refusal.
+        """Publish messages in order, retained, QoS 1; the broker's answers,
+        each empty or the reason of a refusal.
 
         After a refusal only those already sent are answered. A lost connection answers fewer, too.
         """
@@ -50,7 +59,9 @@ class Connection:
         refused_error = False
         while True:
             while not refused_error and len(mids) < min(len(payloads), len(answers) + IN_FLIGHT):
-                mids.append(self._client.publish(topic, payloads[len(mids)], qos=1, retain=True).mid)
+                mids.append(
+                    self._client.publish(topic, payloads[len(mids)], qos=1, retain=True).mid
+                )
             if len(answers) == len(mids):
                 return answers
             answer = self._answer(mids[len(answers)])
@@ -58,11 +69,15 @@ class Connection:
                 self.close("the broker does not acknowledge")
                 return answers
             refused_error = refused_error or answer.is_failure
-            answers.append(f"refused: {answer}" if answer.is_failure else "")
+            refusal = f"refused: {answer}" if answer.is_failure else ""
+            answers.append(refusal)
 
     def fits(self, topic: str, payload: bytes) -> bool:
         """Whether the broker takes a message of this size."""
-        return not self._max_packet or len(topic.encode()) + len(payload) + PACKET_OVERHEAD <= self._max_packet
+        return (
+            not self._max_packet
+            or len(topic.encode()) + len(payload) + PACKET_OVERHEAD <= self._max_packet
+        )
 
     def read_retained(self, topic: str) -> bytes | None:
         """The message that the broker retains on a topic."""
@@ -72,7 +87,9 @@ class Connection:
             self._changed.wait_for(lambda: self._subscribed is not None or self.lost, _CONNECT)
             if self._subscribed is None or self._subscribed.is_failure:
                 _log.warning(
-                    "%s does not let us read %s: after a failure some outcomes may come twice", self._endpoint, topic
+                    "%s does not let us read %s: after a failure some outcomes may come twice",
+                    self._endpoint,
+                    topic,
                 )
                 return None
             self._changed.wait_for(lambda: self._retained is not None or self.lost, _RETAINED)
@@ -103,24 +120,29 @@ class Connection:
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
         client.on_disconnect = self._on_disconnect
-        answer = handshake(
-            client, self._endpoint, _CONNECT, _KEEPALIVE, **({"clean_start": True} if version == MQTT5 else {})
-        )
+        more = {"clean_start": True} if version == MQTT5 else {}
+        answer = handshake(client, self._endpoint, _CONNECT, _KEEPALIVE, **more)
         if answer != "Success":
             raise refused_error(self._endpoint, answer)
         client.loop_start()
         return client
 
-    def _on_connect(self, client: Any, _data: object, _flags: object, reason: ReasonCode, properties: Any) -> None:
+    def _on_connect(
+        self, client: Any, _data: object, _flags: object, reason: ReasonCode, properties: Any
+    ) -> None:
         client.answer = reason.getName()
         self._max_packet = getattr(properties, "MaximumPacketSize", 0)
 
-    def _on_publish(self, _client: object, _data: object, mid: int, reason: ReasonCode, _: object) -> None:
+    def _on_publish(
+        self, _client: object, _data: object, mid: int, reason: ReasonCode, _: object
+    ) -> None:
         with self._changed:
             self._answers[mid] = reason
             self._changed.notify_all()
 
-    def _on_subscribe(self, _client: object, _data: object, _mid: int, reasons: list[ReasonCode], _: object) -> None:
+    def _on_subscribe(
+        self, _client: object, _data: object, _mid: int, reasons: list[ReasonCode], _: object
+    ) -> None:
         with self._changed:
             self._subscribed = reasons[0]
             self._changed.notify_all()
@@ -131,7 +153,9 @@ class Connection:
                 self._retained = bytes(message.payload)
             self._changed.notify_all()
 
-    def _on_disconnect(self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object) -> None:
+    def _on_disconnect(
+        self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object
+    ) -> None:
         with self._changed:
             self.lost = self.lost or f"connection lost ({reason})"
             self._changed.notify_all()

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Value = str | float | bool | int | datetime
 _CLOSE = 3.0  # seconds
-_TOO_MUCH = ("BadOutOfRange", "BadEncodingLimitsExceeded", "BadResponseTooLarge", "BadRequestTooLarge")
+_TOO_MUCH = (
+    "BadOutOfRange",
+    "BadEncodingLimitsExceeded",
+    "BadResponseTooLarge",
+    "BadRequestTooLarge",
+)
 _TYPES = {  # those of a variable that can hold a value
     str: ("String",),
     bool: ("Boolean",),
@@ -32,7 +37,9 @@ _BITS = {"Int64": 63, "UInt64": 64, "UInt32": 32, "Int32": 31, "UInt16": 16, "In
 
 
 class Nodes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The variables' node ids, such as `ns=2;s=Vision.Label`; those that are not given are not written."""
+    """The variables' node ids, such as `ns=2;s=Vision.Label`;
+    those that are not given are not written.
+    """
 
     image: str | None = None
     label: str | None = None
@@ -52,16 +59,22 @@ class Settings(OpcUaSettings, frozen=True, kw_only=True, tag_field="kind", tag="
 
 
 class OpcUa:
-    """Writes each outcome of an image in order; `seq` after the others, so that a change of it says that these are new.
+    """Writes each outcome of an image in order; `seq` after the others,
+    so that a change of it says that these are new.
 
     An outcome whose write was not confirmed is written again. Notices have no variables.
     """
 
     def __init__(self, settings: Settings) -> None:
         """UsageError when the settings cannot be used."""
-        self._nodes: dict[str, str] = {name: node for name, node in asdict(settings.nodes).items() if node}
+        self._nodes: dict[str, str] = {
+            name: node for name, node in asdict(settings.nodes).items() if node
+        }
         if not self._nodes:
-            raise UsageError("an OPC UA sink without nodes would write nothing", 'name some: nodes = { label = "..." }')
+            raise UsageError(
+                "an OPC UA sink without nodes would write nothing",
+                'name some: nodes = { label = "..." }',
+            )
         settings.check(*self._nodes.values())
         self._settings = settings
         self.name = f"opcua:{settings.url}"
@@ -87,7 +100,9 @@ class OpcUa:
         except Exception as error:  # asyncua's own are many
             self._run(self._disconnect())
             reason = abbreviate(str(error)) or type(error).__name__
-            raise SinkDown(f"the connection was lost ({reason}); check that the server runs", delivered) from error
+            raise SinkDown(
+                f"the connection was lost ({reason}); check that the server runs", delivered
+            ) from error
 
     def close(self) -> None:
         """Disconnect."""
@@ -112,7 +127,8 @@ class OpcUa:
             raise
 
     async def _disconnect(self) -> None:
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client:
             try:
                 await asyncio.wait_for(client.disconnect(), _CLOSE)
@@ -146,10 +162,14 @@ class OpcUa:
 
         assert self._client
         types = self._types
-        variants = [ua.Variant(_fit(value, types[name].name), types[name]) for name, value in values.items()]
+        variants = [
+            ua.Variant(_fit(value, types[name].name), types[name]) for name, value in values.items()
+        ]
         nodes = [self._client.get_node(self._nodes[name]) for name in values]
         # Without a timestamp and a status: many PLCs refuse to be given these.
-        written = await self._client.write_values(nodes, [ua.DataValue(each) for each in variants], False)
+        written = await self._client.write_values(
+            nodes, [ua.DataValue(each) for each in variants], False
+        )
         for name, status in zip(values, written, strict=True):
             if not status.is_good():
                 if status.name in _TOO_MUCH:
@@ -160,15 +180,20 @@ class OpcUa:
 def _unusable(name: str, node: str, status: str) -> EdgeNodeError:
     if status in ("BadNotWritable", "BadUserAccessDenied", "BadWriteNotSupported"):
         return EdgeNodeError(
-            f"the node {node} for {name} may not be written ({status})", "let this user write it at the server"
+            f"the node {node} for {name} may not be written ({status})",
+            "let this user write it at the server",
         )
     return EdgeNodeError(
-        f"the node {node} for {name} cannot be used ({status})", "write its id as the server's browser shows it"
+        f"the node {node} for {name} cannot be used ({status})",
+        "write its id as the server's browser shows it",
     )
 
 
 def to_values(item: Item) -> dict[str, Value]:
-    """What an outcome gives each variable. An image that could not be inspected counts as a defect, and in doubt."""
+    """What an outcome gives each variable.
+
+    An image that could not be inspected counts as a defect, and in doubt.
+    """
     outcome: Outcome = item.outcome
     assert isinstance(outcome, Verdict | Failure)
     common: dict[str, Value] = {
@@ -180,21 +205,44 @@ def to_values(item: Item) -> dict[str, Value]:
     own: dict[str, Value]
     match outcome:
         case Verdict():
-            own = {"label": outcome.label, "confidence": outcome.confidence, "defect": outcome.defect}
-            own |= {"doubt": True, "status": "doubtful"} if outcome.doubts else {"doubt": False, "status": "ok"}
+            own = {
+                "label": outcome.label,
+                "confidence": outcome.confidence,
+                "defect": outcome.defect,
+            }
+            own |= (
+                {"doubt": True, "status": "doubtful"}
+                if outcome.doubts
+                else {"doubt": False, "status": "ok"}
+            )
         case Failure():
-            own = {"label": "", "confidence": 0.0, "defect": True, "doubt": True, "status": "failed"}
+            own = {
+                "label": "",
+                "confidence": 0.0,
+                "defect": True,
+                "doubt": True,
+                "status": "failed",
+            }
     return common | own
 
 
 _KINDS: dict[str, type] = {
-    "image": str, "label": str, "confidence": float, "defect": bool, "doubt": bool, "status": str, "id": str,
-    "time": datetime, "seq": int,
-}  # fmt: skip
+    "image": str,
+    "label": str,
+    "confidence": float,
+    "defect": bool,
+    "doubt": bool,
+    "status": str,
+    "id": str,
+    "time": datetime,
+    "seq": int,
+}
 
 
 def _fit(value: Value, kind: str) -> Value:
-    """The value as a variable of this type holds it: of a number that is too large its lowest bits."""
+    """The value as a variable of this type holds it:
+    of a number that is too large its lowest bits.
+    """
     if isinstance(value, datetime):
         return value.isoformat() if kind == "String" else value
     if isinstance(value, int) and not isinstance(value, bool):

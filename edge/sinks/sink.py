@@ -9,7 +9,8 @@ from edge.inference.outcomes import Outcome
 
 _encode = msgspec.json.Encoder().encode
 
-IsOurs = Callable[[int, str], bool]  # whether the line's outbox holds the outcome with this number and id
+# whether the line's outbox holds the outcome with this number and id
+IsOurs = Callable[[int, str], bool]
 
 
 class Item(NamedTuple):
@@ -26,7 +27,8 @@ class Sink(Protocol):
     name: str  # unique on a line, the same after a restart: kind and target
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """Return when the receiver has them all; SinkDown to be called again later, Refused to skip the first one left.
+        """Return when the receiver has them all; SinkDown to be called again later,
+        Refused to skip the first one left.
 
         It is called without items now and then: it should then check that the receiver is there.
         """
@@ -36,7 +38,9 @@ class Sink(Protocol):
 
 
 class SinkDown(Exception):  # noqa: N818  (an event, not a fault)
-    """The receiver is away: all but the first `delivered` items come again, in `retry_after` seconds or later."""
+    """The receiver is away: all but the first `delivered` items come again,
+    in `retry_after` seconds or later.
+    """
 
     def __init__(self, why: str, delivered: int = 0, retry_after: float = 0.0):
         super().__init__(why)
@@ -45,7 +49,9 @@ class SinkDown(Exception):  # noqa: N818  (an event, not a fault)
 
 
 class Refused(Exception):  # noqa: N818
-    """The receiver will never take the item after the first `delivered`: skip it, the rest is to come again."""
+    """The receiver will never take the item after the first `delivered`: skip it,
+    the rest is to come again.
+    """
 
     def __init__(self, why: str, delivered: int = 0):
         super().__init__(why)

@@ -12,14 +12,17 @@ from edge.sinks.sink import Item, SinkDown, to_json
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS outcomes (
-    id TEXT PRIMARY KEY, seq INTEGER NOT NULL, type TEXT NOT NULL, time TEXT NOT NULL, image TEXT, label TEXT,
+    id TEXT PRIMARY KEY, seq INTEGER NOT NULL, type TEXT NOT NULL, time TEXT NOT NULL, \
+image TEXT, label TEXT,
     confidence REAL, defect INTEGER, json TEXT NOT NULL
 )
 """
 _INSERT = "INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="sqlite"):
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="sqlite"
+):
     """`[[sinks]] kind = "sqlite"`: a row for each outcome in the table `outcomes`."""
 
     path: str
@@ -41,7 +44,8 @@ class Sqlite:
             self._open()
         except (sqlite3.Error, OSError) as error:
             raise UsageError(
-                f"cannot write verdicts to {path}: {error}", "name a file in a folder that exists, on a disk with room"
+                f"cannot write verdicts to {path}: {error}",
+                "name a file in a folder that exists, on a disk with room",
             ) from error
 
     def deliver(self, items: Sequence[Item]) -> None:
@@ -62,14 +66,17 @@ class Sqlite:
             self._db.close()
 
     def _close_moved(self) -> None:
-        """Close a database that was moved away; SQLite itself would leave its write-ahead log behind."""
+        """Close a database that was moved away; SQLite itself would leave its write-ahead log
+        behind.
+        """
         with contextlib.suppress(self._fault):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
 
     def _open(self) -> None:
         self._db = self._connect(self._path, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other
+        # readers and the writer do not wait for each other
+        self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(_TABLE)
         self._file = self._path.stat()
 
@@ -82,4 +89,11 @@ class Sqlite:
 def _row(item: Item) -> tuple[object, ...]:
     outcome = item.outcome
     cells = (getattr(outcome, name, None) for name in ("image", "label", "confidence", "defect"))
-    return outcome.id, item.seq, type(outcome).__name__, outcome.time, *cells, to_json(item).decode()
+    return (
+        outcome.id,
+        item.seq,
+        type(outcome).__name__,
+        outcome.time,
+        *cells,
+        to_json(item).decode(),
+    )

@@ -12,23 +12,30 @@ from broker_config.protocol.errors import UsageError
 from broker_config.security.secret_environment import read_secret
 from edge.sinks.sink import Item, Refused, SinkDown, to_json
 
-_REJECTED = (400, 406, 413, 415, 422)  # statuses that concern this outcome, and would be the same next time
+# statuses that concern this outcome, and would be the same next time
+_REJECTED = (400, 406, 413, 415, 422)
 _MAX_RESPONSE = 1 << 16  # bytes that are read; nothing in them matters
 _MAX_RETRY_AFTER = 300.0  # seconds; a longer Retry-After is cut to that
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="webhook"):
-    """`[[sinks]] kind = "webhook"`: a JSON object for each outcome, or an array of up to `batch`."""
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="webhook"
+):
+    """`[[sinks]] kind = "webhook"`: a JSON object for each outcome,
+    or an array of up to `batch`.
+    """
 
     url: str
     batch: Annotated[int, Meta(ge=1, le=256)] = 1
     timeout: Annotated[float, Meta(gt=0)] = 10.0  # seconds
-    secret: str | None = None  # the environment variable, or systemd credential, that is sent as Authorization
+    # the environment variable, or systemd credential, that is sent as Authorization
+    secret: str | None = None
     ca: str | None = None  # PEM file of the authority that signed the server's certificate
 
 
 class Webhook:
-    """Posts outcomes in order, repeated until the server answers with success; each request has an Idempotency-Key.
+    """Posts outcomes in order, repeated until the server answers with success;
+    each request has an Idempotency-Key.
 
     Redirects are not followed: what an image shows goes only to the address in the settings.
     """
@@ -49,7 +56,9 @@ class Webhook:
         connection = self._connection()
         try:
             while delivered < len(items):
-                delivered += self._post(connection, items[delivered : delivered + self._settings.batch])
+                delivered += self._post(
+                    connection, items[delivered : delivered + self._settings.batch]
+                )
         except Refused as refused:
             raise Refused(str(refused), delivered) from refused
         except SinkDown as down:
@@ -63,7 +72,9 @@ class Webhook:
         """Nothing to close."""
 
     def _connection(self) -> http.client.HTTPConnection:
-        host, port, timeout = self._url.hostname or "", self._url.port, self._settings.timeout
+        host = self._url.hostname or ""
+        port = self._url.port
+        timeout = self._settings.timeout
         if self._context:
             return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
         return http.client.HTTPConnection(host, port, timeout=timeout)
@@ -91,13 +102,19 @@ class Webhook:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.username
+        usable = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not parts.username
+        )
     except ValueError:
         usable = False
     if not usable:
         raise UsageError(
             f"a webhook cannot go to {url.rpartition('@')[2]!r}",
-            "write it as https://HOST/PATH; a secret belongs into an environment variable that `secret` names",
+            "write it as https://HOST/PATH; a secret belongs into an environment variable that "
+            "`secret` names",
         )
     return parts
 
@@ -115,7 +132,9 @@ def _context(ca: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
-        raise UsageError(f"cannot use {ca}: {error}", "check that it is a readable PEM file") from error
+        raise UsageError(
+            f"cannot use {ca}: {error}", "check that it is a readable PEM file"
+        ) from error
 
 
 def _retry_after(text: str) -> float:

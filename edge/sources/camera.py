@@ -1,4 +1,6 @@
-"""A camera or a video file, through OpenCV (the extra `camera`), and what sources of camera frames share."""
+"""A camera or a video file, through OpenCV (the extra `camera`),
+and what sources of camera frames share.
+"""
 
 import abc
 import asyncio
@@ -29,19 +31,22 @@ _WARN_EVERY = 60.0  # seconds between two warnings of dropped frames
 _log = logging.getLogger(__name__)
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="video"):
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="video"
+):
     """`[[sources]] kind = "video"`: the frames of a camera or a video file."""
 
     input: str | int  # a file, an address such as rtsp://..., or a camera's number
     every: Annotated[int, Meta(ge=1)] = 1  # only each Nth frame
-    rate: Annotated[float, Meta(gt=0)] | None = None  # at most this many frames a second, of the video's time
+    # at most this many frames a second, of the video's time
+    rate: Annotated[float, Meta(gt=0)] | None = None
 
 
 class CameraSource(abc.ABC):
     """Brings the frames of a camera, named by their numbers.
 
-    Of a live camera the newest frames matter: when the line is slower, those that have waited longest are dropped, and
-    counted in `dropped`.
+    Of a live camera the newest frames matter: when the line is slower, those that have waited
+    longest are dropped, and counted in `dropped`.
     """
 
     def __init__(self, kind: str, label: str) -> None:
@@ -78,21 +83,26 @@ class CameraSource(abc.ABC):
             if reader.error and not stop.is_set():
                 raise EdgeNodeError(f"{self.name} {reader.error}", reader.remedy)
 
-    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: B027  (the same for all)
+    # The same for all
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: B027
         """Nothing to record: what a camera has shown does not come again."""
 
     def _count(self, reader: "FrameReader") -> None:
-        dropped, reader.dropped = reader.dropped, 0
+        dropped = reader.dropped
+        reader.dropped = 0
         self.dropped += dropped
         if dropped and time.monotonic() - self._warned > _WARN_EVERY:
             self._warned = time.monotonic()
-            _log.warning("%s is faster than the line: %d frames were dropped so far", self.name, self.dropped)
+            _log.warning(
+                "%s is faster than the line: %d frames were dropped so far", self.name, self.dropped
+            )
 
 
 class Video(CameraSource):
     """Brings the frames of a camera or a video file.
 
-    A file is inspected from beginning to end, as fast as the line can; after a restart it begins anew.
+    A file is inspected from beginning to end, as fast as the line can; after a restart it begins
+    anew.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -105,7 +115,9 @@ class Video(CameraSource):
         self._settings = settings
         self._file = _file(settings.input)
         if self._file and not self._file.exists():
-            raise UsageError(f"there is no video {self._file}", "name a file, an address or a camera's number")
+            raise UsageError(
+                f"there is no video {self._file}", "name a file, an address or a camera's number"
+            )
         super().__init__("video", _label(settings.input))
 
     def _new_reader(self, on_change: Callable[[], None]) -> "FrameReader":
@@ -116,7 +128,9 @@ class Video(CameraSource):
 class FrameReader(threading.Thread, abc.ABC):
     """Reads frames ahead, in a thread of its own: cameras are waited for."""
 
-    def __init__(self, on_change: Callable[[], None], *, live: bool = True, ahead: int = AHEAD) -> None:
+    def __init__(
+        self, on_change: Callable[[], None], *, live: bool = True, ahead: int = AHEAD
+    ) -> None:
         super().__init__(name="frames", daemon=True)  # a camera that hangs must not delay shutdown
         self.stop = threading.Event()
         self.error = ""
@@ -144,8 +158,10 @@ class FrameReader(threading.Thread, abc.ABC):
         try:
             self._read()
         except EdgeNodeError as error:
-            self.error, self.remedy = error.what, error.remedy
-        except Exception as error:  # the library's own: whatever a driver or a damaged file gives it
+            self.error = error.what
+            self.remedy = error.remedy
+        # the library's own: whatever a driver or a damaged file gives it
+        except Exception as error:
             self.error = f"cannot be read: {error}"
         self._finished = True
         self._on_change()
@@ -157,7 +173,8 @@ class FrameReader(threading.Thread, abc.ABC):
     def _put(self, frame: tuple[int, NDArray[np.uint8]]) -> None:
         while not self.stop.is_set():
             try:
-                self._waiting.put(frame, timeout=None if self._live else 0.2, block=not self._live)
+                timeout = None if self._live else 0.2
+                self._waiting.put(frame, timeout=timeout, block=not self._live)
             except queue.Full:
                 if self._live and self.next():
                     self.dropped += 1
@@ -181,7 +198,9 @@ class VideoReader(FrameReader):
             if not video.isOpened():
                 self.error = "cannot be opened"
                 return
-            clock = time.monotonic if self._live else lambda: video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+            clock = (
+                time.monotonic if self._live else lambda: video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+            )
             is_wanted = FrameSelector(self._settings.every, self._settings.rate, clock)
             number = 0
             while not self.stop.is_set() and video.grab():
@@ -219,7 +238,12 @@ class FrameSelector:
 
 def _open(cv2: Any, where: str | int) -> Any:
     if isinstance(where, str) and "://" in where:
-        timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT, cv2.CAP_PROP_READ_TIMEOUT_MSEC, _TIMEOUT]
+        timeouts = [
+            cv2.CAP_PROP_OPEN_TIMEOUT_MSEC,
+            _TIMEOUT,
+            cv2.CAP_PROP_READ_TIMEOUT_MSEC,
+            _TIMEOUT,
+        ]
         return cv2.VideoCapture(where, cv2.CAP_FFMPEG, timeouts)
     return cv2.VideoCapture(where)
 

@@ -24,19 +24,23 @@ if TYPE_CHECKING:
     from edge.sources.source_checkpoint import SourceCheckpoint
 
 QUIET = 0.5  # seconds without a change after which a file counts as completely written
-SWEEP = 5.0  # seconds between scans of the whole folder: network shares report nothing, full kernel queues drop
+# seconds between scans of the whole folder: network shares report nothing, full kernel queues drop
+SWEEP = 5.0
 _TICK = 100  # milliseconds between checks of files that are still being written
 _MOVE = "move:"
 
 _log = logging.getLogger(__name__)
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="folder"):
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="folder"
+):
     """`[[sources]] kind = "folder"`: image files as they appear."""
 
     path: str
     recursive: bool = False  # also those in its sub-folders
-    after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"  # what happens to a file that was inspected
+    # what happens to a file that was inspected
+    after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"
 
 
 class _Stamp(NamedTuple):
@@ -62,29 +66,36 @@ class _Stamp(NamedTuple):
 class Folder:
     """Brings each image file in a folder once it is complete.
 
-    Complete means: neither size nor modification time changed for QUIET seconds, however the file came (written, copied
-    or renamed into place). A file whose size or time changes later is brought again. Annotated pictures, and files and
-    sub-folders whose names begin with a dot, are ignored. The checkpoint says which files were inspected, across
-    restarts; one is inspected twice only if the process is killed between storing its outcome and updating the
-    checkpoint.
+    Complete means: neither size nor modification time changed for QUIET seconds, however the file
+    came (written, copied or renamed into place). A file whose size or time changes later is brought
+    again. Annotated pictures, and files and sub-folders whose names begin with a dot, are ignored.
+    The checkpoint says which files were inspected, across restarts; one is inspected twice only if
+    the process is killed between storing its outcome and updating the checkpoint.
     """
 
     def __init__(self, settings: Settings, checkpoint: "SourceCheckpoint") -> None:
-        """UsageError when there is no such folder, or inspected files cannot be moved as the settings say."""
+        """UsageError when there is no such folder, or inspected files cannot be moved as the
+        settings say.
+        """
         self._folder = Path(settings.path).resolve()
         if not self._folder.is_dir():
-            raise UsageError(f"there is no folder {settings.path} to watch", "make it, or name another")
+            raise UsageError(
+                f"there is no folder {settings.path} to watch", "make it, or name another"
+            )
         self.name = source_name(settings)
         self._checkpoint = checkpoint
         self._recursive = settings.recursive
         self._delete = settings.after == "delete"
         self._done_folder = self._find_done_folder(settings.after)
         inspected = checkpoint.all().items()
-        self._brought = {self._folder / os.fsdecode(key): _Stamp.from_bytes(value) for key, value in inspected}
+        self._brought = {
+            self._folder / os.fsdecode(key): _Stamp.from_bytes(value) for key, value in inspected
+        }
         self._growing: dict[Path, tuple[_Stamp, float]] = {}  # the file's state, and since when
         self._in_hand: deque[tuple[Path, _Stamp]] = deque()
         self._swept = -SWEEP
-        self._left = list(self._brought.items())  # inspected before a restart, perhaps not put away yet
+        # inspected before a restart, perhaps not put away yet
+        self._left = list(self._brought.items())
 
     def _find_done_folder(self, after: str) -> Path | None:
         if not after.startswith(_MOVE):
@@ -103,11 +114,13 @@ class Folder:
         )
 
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
-        """Each complete image once, oldest first, named by its path in the folder; ends soon after `stop` is set.
+        """Each complete image once, oldest first, named by its path in the folder;
+        ends soon after `stop` is set.
 
         EdgeNodeError when the folder is out of reach; it may then be called again.
         """
-        left, self._left = self._left, []
+        left = self._left
+        self._left = []
         await asyncio.to_thread(self._put_all_away, left)
         async for changed in self._changes(stop):
             for path, stamp in await asyncio.to_thread(self._complete, changed):
@@ -132,14 +145,16 @@ class Folder:
                     stop_event=stop,
                 ):
                     yield {Path(path) for _, path in changes}
-            except Exception as error:  # watchfiles has several: names that are not UTF-8, too many watches
+            # watchfiles has several: names that are not UTF-8, too many watches
+            except Exception as error:
                 _log.debug("cannot be told of changes in %s: %s", self._folder, error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), QUIET)
                 self._swept = -SWEEP
                 yield set()
 
-    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
+    # They come in order
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002
         """Record that the file was inspected, and put it away."""
         path, stamp = self._in_hand.popleft()
         self._checkpoint.put(self._key(path), stamp.to_bytes())
@@ -150,7 +165,9 @@ class Folder:
             self._put_away(path, stamp)
 
     def _put_away(self, path: Path, stamp: _Stamp) -> None:
-        """Move or delete an inspected file, if that is wanted and it is still what was inspected."""
+        """Move or delete an inspected file, if that is wanted and it is still what was
+        inspected.
+        """
         if not (self._delete or self._done_folder) or _stamp(path) != stamp:
             return
         try:
@@ -162,19 +179,26 @@ class Folder:
             _log.error("cannot put away %s: %s; it stays where it is", path, error.strerror)
 
     def _complete(self, changed: set[Path]) -> list[tuple[Path, _Stamp]]:
-        """The files that have become complete, oldest first, given those that `changed` since the last call."""
+        """The files that have become complete, oldest first,
+        given those that `changed` since the last call.
+        """
         now = time.monotonic()
         if now - self._swept >= SWEEP:
             self._swept = now
             changed = changed | self._sweep()
         for path in changed | self._growing.keys():
             self._track(path, now)
-        complete = [(path, stamp) for path, (stamp, since) in self._growing.items() if now - since >= QUIET]
+        complete = [
+            (path, stamp) for path, (stamp, since) in self._growing.items() if now - since >= QUIET
+        ]
         for path, _ in complete:
             del self._growing[path]
         images = set(drop_annotated(path for path, _ in complete))
         self._brought |= {path: stamp for path, stamp in complete if path not in images}
-        return sorted((each for each in complete if each[0] in images), key=lambda each: (each[1].modified, each[0]))
+        return sorted(
+            (each for each in complete if each[0] in images),
+            key=lambda each: (each[1].modified, each[0]),
+        )
 
     def _track(self, path: Path, now: float) -> None:
         """Record the state of `path`, unless it was brought as it is, is no image, or is gone."""
@@ -188,10 +212,15 @@ class Folder:
         if self._done_folder and path.is_relative_to(self._done_folder):
             return False
         inside = path.relative_to(self._folder).parts
-        return len(inside) == 1 or (self._recursive and not any(part.startswith(".") for part in inside))
+        return len(inside) == 1 or (
+            self._recursive and not any(part.startswith(".") for part in inside)
+        )
 
     def _sweep(self) -> set[Path]:
-        """All files in the folder; those that are gone leave the checkpoint. EdgeNodeError when it is out of reach."""
+        """All files in the folder; those that are gone leave the checkpoint.
+
+        EdgeNodeError when it is out of reach.
+        """
         try:
             present = set(self._files())
         except OSError as error:
@@ -212,13 +241,16 @@ class Folder:
             yield from (Path(place) / each for each in files)
 
     def _out_of_reach(self, reason: str) -> EdgeNodeError:
-        return EdgeNodeError(f"cannot look into {self._folder}: {reason}", "check the disk or the network share")
+        return EdgeNodeError(
+            f"cannot look into {self._folder}: {reason}", "check the disk or the network share"
+        )
 
     def _key(self, path: Path) -> bytes:
         return os.fsencode(path.relative_to(self._folder))
 
     def _name_of(self, path: Path) -> str:
-        return self._key(path).decode(errors="replace")  # a name that is not UTF-8 cannot go into JSON
+        # a name that is not UTF-8 cannot go into JSON
+        return self._key(path).decode(errors="replace")
 
 
 def source_name(settings: Settings) -> str:
@@ -238,7 +270,9 @@ def _stamp(path: Path) -> _Stamp | None:
 
 
 def _free(path: Path) -> Path:
-    """This path, or a numbered one that does not exist yet: a camera may write the same name every time, for years."""
+    """This path, or a numbered one that does not exist yet:
+    a camera may write the same name every time, for years.
+    """
 
     def numbered(number: int) -> Path:
         return path.with_stem(f"{path.stem}-{number}")
@@ -248,7 +282,11 @@ def _free(path: Path) -> Path:
     free = 1
     while numbered(free).exists():
         free *= 2
-    return numbered(bisect_left(range(free), True, free // 2 + 1, key=lambda number: not numbered(number).exists()))
+    return numbered(
+        bisect_left(
+            range(free), True, free // 2 + 1, key=lambda number: not numbered(number).exists()
+        )
+    )
 
 
 def _fail(error: OSError) -> None:

@@ -1,6 +1,8 @@
-"""A GenICam camera (GigE Vision, USB3 Vision, CoaXPress), through its vendor's GenTL producer (the extra `genicam`).
+"""A GenICam camera (GigE Vision, USB3 Vision, CoaXPress),
+through its vendor's GenTL producer (the extra `genicam`).
 
-The producer runs in a process of its own: the vendor's code may hang or crash, and Python waits while it is called.
+The producer runs in a process of its own: the vendor's code may hang or crash, and Python waits
+while it is called.
 """
 
 import importlib.util
@@ -32,12 +34,16 @@ LENGTH = struct.Struct("=I")  # bytes of the message that follows
 _log = logging.getLogger(__name__)
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="genicam"):
+class Settings(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="genicam"
+):
     """`[[sources]] kind = "genicam"`: the frames of a camera with a GenTL producer."""
 
     producer: str  # the vendor's .cti file
-    camera: str | None = None  # serial number or user-defined name; may be left out where there is one camera
-    features: dict[str, bool | int | float | str] = {}  # written in this order before frames are taken
+    # serial number or user-defined name; may be left out where there is one camera
+    camera: str | None = None
+    # written in this order before frames are taken
+    features: dict[str, bool | int | float | str] = {}
     every: Annotated[int, Meta(ge=1)] = 1  # only each Nth frame
     rate: Annotated[float, Meta(gt=0)] | None = None  # at most this many frames a second
 
@@ -48,7 +54,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
 
 class Message(Struct, omit_defaults=True):
-    """What the camera's process says: that it lives, that a frame's pixels follow, or why it ends."""
+    """What the camera's process says: that it lives, that a frame's pixels follow,
+    or why it ends.
+    """
 
     number: int = 0  # of the frame; 0: there is none
     shape: tuple[int, int] = (0, 0)  # height, width
@@ -72,9 +80,11 @@ class Genicam(camera.CameraSource):
             )
         if not Path(settings.producer).is_file():
             raise UsageError(
-                f"there is no GenTL producer {settings.producer}", "name the .cti file of the camera vendor's package"
+                f"there is no GenTL producer {settings.producer}",
+                "name the .cti file of the camera vendor's package",
             )
-        self._settings, self._patience = settings, patience
+        self._settings = settings
+        self._patience = patience
         super().__init__("genicam", settings.camera or Path(settings.producer).stem)
 
     def _new_reader(self, on_change: Callable[[], None]) -> camera.FrameReader:
@@ -84,9 +94,13 @@ class Genicam(camera.CameraSource):
 class Reader(camera.FrameReader):
     """Reads the frames that the camera's process sends."""
 
-    def __init__(self, settings: Settings, name: str, on_change: Callable[[], None], patience: float) -> None:
-        super().__init__(on_change, ahead=_AHEAD if settings.is_triggered else camera.AHEAD)
-        self._settings, self._patience = settings, patience
+    def __init__(
+        self, settings: Settings, name: str, on_change: Callable[[], None], patience: float
+    ) -> None:
+        frames_ahead = _AHEAD if settings.is_triggered else camera.AHEAD
+        super().__init__(on_change, ahead=frames_ahead)
+        self._settings = settings
+        self._patience = patience
         self._source = name
         self.lost = 0  # frames that never arrived, or not whole
         self._warned = -_WARN_EVERY
@@ -135,7 +149,9 @@ class Reader(camera.FrameReader):
             self._put((message.number, pixels))
 
     def _fill(self, wanted: memoryview, pipe: Any) -> None:
-        """Read so many bytes; EOFError when the process ends or `stop` is set, EdgeNodeError when it hangs."""
+        """Read so many bytes; EOFError when the process ends or `stop` is set,
+        EdgeNodeError when it hangs.
+        """
         ready = select.poll()
         ready.register(pipe, select.POLLIN)
         deadline = time.monotonic() + self._patience
@@ -144,11 +160,15 @@ class Reader(camera.FrameReader):
             if count == 0 or self.stop.is_set():
                 raise EOFError
             if count is None and time.monotonic() > deadline:
-                raise EdgeNodeError("hangs in its producer", "see whether the vendor's viewer shows the camera")
+                raise EdgeNodeError(
+                    "hangs in its producer", "see whether the vendor's viewer shows the camera"
+                )
             wanted = wanted[count or 0 :]
 
     def _warn_lost(self, count: int) -> None:
         self.lost += count
         if time.monotonic() - self._warned > _WARN_EVERY:
             self._warned = time.monotonic()
-            _log.warning("%s: %d frames did not arrive, or not whole, so far", self._source, self.lost)
+            _log.warning(
+                "%s: %d frames did not arrive, or not whole, so far", self._source, self.lost
+            )

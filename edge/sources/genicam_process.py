@@ -1,4 +1,6 @@
-"""The process of a GenICam camera, in which its vendor's GenTL producer runs and frames become RGB."""
+"""The process of a GenICam camera, in which its vendor's GenTL producer runs and frames become
+RGB.
+"""
 
 import contextlib
 import logging
@@ -24,18 +26,24 @@ _ALIVE = 1.0  # seconds without a frame until the process says that it is alive
 _SILENCE = 10.0  # seconds without a frame until a camera that is not triggered counts as gone
 _POLL = 100  # milliseconds
 
-_FORMAT = re.compile(r"(?:(Mono|BayerRG|BayerGR|BayerGB|BayerBG)(8|10|12|14|16)|(RGB|BGR|RGBa|BGRa)8)")
+_FORMAT = re.compile(
+    r"(?:(Mono|BayerRG|BayerGR|BayerGB|BayerBG)(8|10|12|14|16)|(RGB|BGR|RGBa|BGRa)8)"
+)
 _THROWN = re.compile(r" : \w+Exception thrown")  # what GenApi adds about itself
-_CHANNELS = {"RGB": [0, 1, 2], "BGR": [2, 1, 0], "RGBa": [0, 1, 2], "BGRa": [2, 1, 0]}  # which are red, green, blue
-_MOSAICS = {"BayerRG": "RGGB", "BayerGR": "GRBG", "BayerGB": "GBRG", "BayerBG": "BGGR"}  # OpenCV's names
+# which are red, green, blue
+_CHANNELS = {"RGB": [0, 1, 2], "BGR": [2, 1, 0], "RGBa": [0, 1, 2], "BGRa": [2, 1, 0]}
+# OpenCV's names
+_MOSAICS = {"BayerRG": "RGGB", "BayerGR": "GRBG", "BayerGB": "GBRG", "BayerBG": "BGGR"}
 
 _Send = Callable[..., None]  # of a message, and the pixels that follow it
 
 
 def to_rgb(name: str, values: NDArray[Any], height: int, width: int) -> NDArray[np.uint8]:
-    """A frame as uint8 [height, width, 3] RGB, from values in the pixel format `name`; lines may be padded.
+    """A frame as uint8 [height, width, 3] RGB, from values in the pixel format `name`;
+    lines may be padded.
 
-    The upper 8 bits of each value count. EdgeNodeError for another pixel format than those of `_FORMAT`.
+    The upper 8 bits of each value count. EdgeNodeError for another pixel format than those of
+    `_FORMAT`.
     """
     mono, bits, color = check_format(name)
     rows = values.reshape(height, -1)
@@ -47,42 +55,52 @@ def to_rgb(name: str, values: NDArray[Any], height: int, width: int) -> NDArray[
         return np.repeat(gray[..., np.newaxis], 3, axis=2)
     import cv2  # noqa: PLC0415  (slow to import)
 
-    return np.asarray(cv2.cvtColor(gray, getattr(cv2, f"COLOR_Bayer{_MOSAICS[mono]}2RGB")), np.uint8)
+    return np.asarray(
+        cv2.cvtColor(gray, getattr(cv2, f"COLOR_Bayer{_MOSAICS[mono]}2RGB")), np.uint8
+    )
 
 
 def check_format(name: str) -> tuple[str, str, str]:
-    """A pixel format's kind and bits, or else the order of its colors; EdgeNodeError unless it is supported."""
+    """A pixel format's kind and bits, or else the order of its colors;
+    EdgeNodeError unless it is supported.
+    """
     found = _FORMAT.fullmatch(name)
     if not found:
         raise EdgeNodeError(
             f"sends the pixel format {name}, which is not supported",
-            "write PixelFormat under features: Mono8, 10, 12 or 16, RGB8, BGR8, or BayerRG8 and its relatives, "
-            "not packed",
+            "write PixelFormat under features: Mono8, 10, 12 or 16, RGB8, BGR8, or BayerRG8 and "
+            "its relatives, not packed",
         )
     mono, bits, color = found.groups("")
     return mono, bits, color
 
 
 def set_features(node_map: Any, features: dict[str, bool | int | float | str]) -> None:
-    """Write features in their order; EdgeNodeError names the first that the camera does not have or take, and why."""
+    """Write features in their order; EdgeNodeError names the first that the camera does not have
+    or take, and why.
+    """
     names = [node.node.name for node in node_map.nodes]
     for name, value in features.items():
         if name not in names:
             raise EdgeNodeError(f"has no feature {name}", abbreviate(suggest(name, names)))
         try:
-            node_map.get_node(name).from_string(str(value).lower() if isinstance(value, bool) else str(value))
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            node_map.get_node(name).from_string(text)
         except Exception as error:  # GenApi's own
             raise EdgeNodeError(
                 f"does not take {name} = {value!r}: {abbreviate(_THROWN.split(str(error))[0])}",
-                "the vendor's viewer shows what it takes; what a feature depends on must stand before it",
+                "the vendor's viewer shows what it takes; what a feature depends on must stand "
+                "before it",
             ) from error
 
 
 def acquire(settings: Settings, send: _Send, stop: threading.Event) -> None:
     """Send each frame until `stop` is set; EdgeNodeError when that is not possible any more."""
     try:
-        from harvesters.core import Harvester, ParameterKey, ParameterSet  # noqa: PLC0415  (an extra)
-    except ImportError as error:  # genicam loads the shared library of Python, which Debian's does without
+        # An extra
+        from harvesters.core import Harvester, ParameterKey, ParameterSet  # noqa: PLC0415
+    # genicam loads the shared library of Python, which Debian's does without
+    except ImportError as error:
         library = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
         raise EdgeNodeError(
             f"cannot load the package genicam: {error}",
@@ -94,7 +112,8 @@ def acquire(settings: Settings, send: _Send, stop: threading.Event) -> None:
     except OSError as error:
         raise EdgeNodeError(
             f"cannot load its producer: {error}",
-            "take the .cti file for this machine's architecture, and install what the vendor's package needs",
+            "take the .cti file for this machine's architecture, and install what the vendor's "
+            "package needs",
         ) from error
     try:
         harvester.update()
@@ -107,7 +126,8 @@ def acquire(settings: Settings, send: _Send, stop: threading.Event) -> None:
             acquirer = harvester.create(device, config=ParameterSet(options))
         except Exception as error:  # GenTL's own
             raise EdgeNodeError(
-                f"cannot be opened: {abbreviate(str(error))}", "close what else uses it, such as the vendor's viewer"
+                f"cannot be opened: {abbreviate(str(error))}",
+                "close what else uses it, such as the vendor's viewer",
             ) from error
         _send_frames(acquirer, settings, send, stop)
     finally:
@@ -116,12 +136,19 @@ def acquire(settings: Settings, send: _Send, stop: threading.Event) -> None:
 
 def _find(devices: list[Any], wanted: str | None) -> Any:
     names = [_names(device) for device in devices]
-    found = [device for device, its in zip(devices, names, strict=True) if wanted is None or wanted in its]
+    found = [
+        device
+        for device, its in zip(devices, names, strict=True)
+        if wanted is None or wanted in its
+    ]
     if not devices:
-        raise EdgeNodeError("finds no camera", "check cable, power and network; the vendor's viewer should show it")
+        raise EdgeNodeError(
+            "finds no camera", "check cable, power and network; the vendor's viewer should show it"
+        )
     if len(found) != 1:
         raise EdgeNodeError(
-            f"names none, or several, of the cameras {', '.join(' or '.join(its) for its in names)}",
+            "names none, or several, of the cameras "
+            f"{', '.join(' or '.join(its) for its in names)}",
             "write one of these as camera",
         )
     return found[0]
@@ -152,8 +179,11 @@ def _send_frames(acquirer: Any, settings: Settings, send: _Send, stop: threading
         buffer = acquirer.try_fetch(timeout=_ALIVE)
         if buffer is None:
             if time.monotonic() - began < 0.9 * _ALIVE:  # one came, but not whole
-                number, lost, last = number + 1, lost + 1, last and last + 1
-            check_alive(node_map, 0 if settings.is_triggered else time.monotonic() - heard)
+                number = number + 1
+                lost = lost + 1
+                last = last and last + 1
+            silent = 0 if settings.is_triggered else time.monotonic() - heard
+            check_alive(node_map, silent)
             send(Message(lost=lost))
             lost = 0
             continue
@@ -161,11 +191,16 @@ def _send_frames(acquirer: Any, settings: Settings, send: _Send, stop: threading
             heard = time.monotonic()
             frame_id = _frame_id(buffer)
             missed = max(0, frame_id - last - 1) if last else 0
-            number, lost, last = number + missed + 1, lost + missed, frame_id
+            number = number + missed + 1
+            lost = lost + missed
+            last = frame_id
             if is_wanted(number):
                 image = buffer.payload.components[0]
                 pixels = to_rgb(name, image.data, image.height, image.width)
-                send(Message(number=number, shape=(image.height, image.width), lost=lost), pixels.data)
+                send(
+                    Message(number=number, shape=(image.height, image.width), lost=lost),
+                    pixels.data,
+                )
                 lost = 0
 
 
@@ -180,7 +215,9 @@ def check_alive(node_map: Any, silent: float) -> None:
     """EdgeNodeError when a camera that has been silent for these seconds is gone."""
     if silent > _SILENCE:
         raise EdgeNodeError(
-            "brings no frames", 'check its cable; if something triggers it, write TriggerMode = "On" among its features'
+            "brings no frames",
+            'check its cable; if something triggers it, write TriggerMode = "On" among its '
+            "features",
         )
     try:
         node_map.Width.get_value(False, True)  # of the camera itself
@@ -193,7 +230,8 @@ def check_alive(node_map: Any, silent: float) -> None:
 
 def _serve() -> None:
     """Send what the camera brings to standard output, until standard input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a service manager's, for all processes: the line ends this one
+    # a service manager's, for all processes: the line ends this one
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.disable()  # what matters is sent
     pipe = os.fdopen(os.dup(1), "wb")
@@ -213,7 +251,9 @@ def _serve() -> None:
     try:
         acquire(msgspec.json.decode(sys.argv[1], type=Settings), send, stop)
     except Exception as error:  # GenTL's own, whatever a vendor's library says; a closed pipe
-        what, remedy = (error.what, error.remedy) if isinstance(error, EdgeNodeError) else (str(error), "")
+        what, remedy = (
+            (error.what, error.remedy) if isinstance(error, EdgeNodeError) else (str(error), "")
+        )
         with contextlib.suppress(OSError):
             send(Message(error=what or type(error).__name__, remedy=remedy))
     os._exit(0)  # past the destructors of vendors' libraries

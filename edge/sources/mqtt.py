@@ -38,9 +38,9 @@ class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag=
 class Mqtt:
     """Brings the image files that are published on a topic, at most MAX_BYTES each.
 
-    What comes while the line is away, the broker keeps for a day (QoS 1, persistent session). An image is acknowledged
-    once it has been inspected; one that the broker repeats nevertheless is skipped, and so are retained messages, which
-    every connection would bring again.
+    What comes while the line is away, the broker keeps for a day (QoS 1, persistent session). An
+    image is acknowledged once it has been inspected; one that the broker repeats nevertheless is
+    skipped, and so are retained messages, which every connection would bring again.
     """
 
     def __init__(self, settings: Settings, line: str, checkpoint: "SourceCheckpoint") -> None:
@@ -59,14 +59,17 @@ class Mqtt:
         self._finished = asyncio.Event()
 
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
-        """Each image once, in the broker's order; ends soon after `stop` is set. BrokerError when we cannot connect.
+        """Each image once, in the broker's order; ends soon after `stop` is set.
+
+        BrokerError when we cannot connect.
 
         An image's name is its user property `name`, or else its topic.
         """
         with event_or_stop(stop) as arrived:
             inbox = _Inbox(2 * WINDOW, arrived.set_threadsafe)
             mqtt = MqttClient(self._endpoint, self._client_id, inbox=inbox, persistent=True)
-            mqtt.max_payload, mqtt.receive_maximum = MAX_BYTES, WINDOW
+            mqtt.max_payload = MAX_BYTES
+            mqtt.receive_maximum = WINDOW
             mqtt.subscribe(self._topic)
             if not await _open(mqtt, stop):
                 return
@@ -81,7 +84,8 @@ class Mqtt:
             finally:
                 await asyncio.to_thread(mqtt.close)
 
-    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002  (they come in order)
+    # They come in order
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002
         """Acknowledge the image."""
         delivery, key = self._in_hand.popleft()
         self._checkpoint.put(key)
@@ -94,9 +98,11 @@ class Mqtt:
             _log.warning("%s: the broker is away (%s); trying again", self.name, event.reason)
         if isinstance(event, TakenOver):
             _log.warning(
-                "%s: another process takes the connection as %s: no two lines on one broker may have the same name",
-                self.name, self._client_id,
-            )  # fmt: skip
+                "%s: another process takes the connection as %s: no two lines on one broker may "
+                "have the same name",
+                self.name,
+                self._client_id,
+            )
         if not isinstance(event, Delivery):
             return None
         name = abbreviate(dict(event.user).get("name", event.topic))
@@ -104,10 +110,14 @@ class Mqtt:
         if event.retain or (event.repeated and key in self._checkpoint):
             event.client.ack(event)
             return None
-        if event.repeated and (again := [index for index, (_, known) in enumerate(self._in_hand) if known == key]):
-            self._in_hand[again[0]] = (event, key)  # an acknowledgement counts in the connection of its delivery
+        if event.repeated and (
+            again := [index for index, (_, known) in enumerate(self._in_hand) if known == key]
+        ):
+            # an acknowledgement counts in the connection of its delivery
+            self._in_hand[again[0]] = (event, key)
             return None
-        if not event.repeated and key in self._checkpoint:  # the same picture again, with a message id that is reused
+        # the same picture again, with a message id that is reused
+        if not event.repeated and key in self._checkpoint:
             self._checkpoint.remove([key])
         self._in_hand.append((event, key))
         return Frame(name, event.payload, self.name, self._checkpoint.begin(key))
@@ -136,7 +146,10 @@ class _Inbox(queue.Queue[Any]):
 
 
 async def _open(mqtt: MqttClient, stop: asyncio.Event) -> bool:
-    """Connect unless `stop` comes first: a silent broker must not delay shutdown. Raises BrokerError."""
+    """Connect unless `stop` comes first: a silent broker must not delay shutdown.
+
+    Raises BrokerError.
+    """
     opening: Future[MqttClient] = Future()
     opening.set_running_or_notify_cancel()  # so that nobody can cancel it
 
@@ -170,7 +183,9 @@ def source_name(settings: Settings) -> str:
 
 
 def _key(image: Delivery, name: str) -> bytes:
-    """Identifies an image, even beside an equal one: a broker repeats a message with the same message id."""
+    """Identifies an image, even beside an equal one:
+    a broker repeats a message with the same message id.
+    """
     return hashlib.sha256(f"{image.topic}\0{name}\0{image.mid}\0".encode() + image.payload).digest()
 
 

@@ -40,14 +40,17 @@ class Settings(OpcUaSettings, frozen=True, kw_only=True, tag_field="kind", tag="
 class OpcUa:
     """Brings, for each trigger, the first frame that the camera gives after it.
 
-    Frames are taken while the line is busy: `ahead` wait, more are dropped and counted in `dropped`. Triggers that come
-    while server or camera are out of reach belong to parts that nobody saw: a counter tells how many.
+    Frames are taken while the line is busy: `ahead` wait, more are dropped and counted in
+    `dropped`. Triggers that come while server or camera are out of reach belong to parts that
+    nobody saw: a counter tells how many.
     """
 
     def __init__(self, settings: Settings, ahead: int = 8) -> None:
         """UsageError when the settings cannot be used."""
-        settings.check(settings.trigger, *([settings.part] if settings.part else []))
-        self._settings, self._ahead = settings, ahead
+        part_nodes = [settings.part] if settings.part else []
+        settings.check(settings.trigger, *part_nodes)
+        self._settings = settings
+        self._ahead = ahead
         self._camera = camera.Settings(input=settings.input)
         self._label = camera.Video(self._camera).name
         self.name = f"opcua {settings.url} {settings.trigger}"
@@ -56,7 +59,8 @@ class OpcUa:
         self._last: bool | int | None = None  # value of the trigger that was seen last
 
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
-        """Frames in the triggers' order, named by the part or else numbered; ends soon after `stop` is set.
+        """Frames in the triggers' order, named by the part or else numbered;
+        ends soon after `stop` is set.
 
         EdgeNodeError when server or camera are out of reach; it may then be called again.
         """
@@ -93,12 +97,15 @@ class OpcUa:
                     number = await triggers.get()
                     if number is None:
                         raise EdgeNodeError(
-                            f"the connection to {self._settings.url} was lost", "check that the server runs"
+                            f"the connection to {self._settings.url} was lost",
+                            "check that the server runs",
                         )
                     while reader.next():
                         pass  # what the camera saw before
                     name = await self._read_part(client) if self._settings.part else f"#{number}"
-                    self._put(ready, Frame(name, await self._next_frame(reader, pictures), self.name))
+                    self._put(
+                        ready, Frame(name, await self._next_frame(reader, pictures), self.name)
+                    )
                     changed.set()
         finally:
             reader.stop.set()
@@ -110,8 +117,14 @@ class OpcUa:
         triggers: asyncio.Queue[int | None] = asyncio.Queue()
 
         class Handler:
-            def datachange_notification(_, node: object, value: Any, data: object) -> None:  # noqa: N805, ARG002
-                if isinstance(value, int) and self._is_trigger(value):  # none while its status is bad
+            def datachange_notification(
+                _,  # noqa: N805
+                node: object,  # noqa: ARG002
+                value: Any,
+                data: object,  # noqa: ARG002
+            ) -> None:
+                # none while its status is bad
+                if isinstance(value, int) and self._is_trigger(value):
                     triggers.put_nowait(int(value))
 
         async def lose(_: Exception) -> None:
@@ -122,7 +135,8 @@ class OpcUa:
             value = await client.get_node(self._settings.trigger).read_value()
             if not isinstance(value, int):
                 raise EdgeNodeError(
-                    f"the node {self._settings.trigger} is no trigger: it holds {abbreviate(repr(value), 60)}",
+                    f"the node {self._settings.trigger} is no trigger: it holds "
+                    f"{abbreviate(repr(value), 60)}",
                     "name a Boolean, whose rise triggers, or a whole number that counts",
                 )
             self._tell_missed(value)
@@ -134,7 +148,8 @@ class OpcUa:
         return triggers
 
     def _is_trigger(self, value: bool | int) -> bool:
-        last, self._last = self._last, value
+        last = self._last
+        self._last = value
         if last is None or value == last:
             return False
         if isinstance(value, bool):
@@ -150,7 +165,9 @@ class OpcUa:
         self._last = value
 
     def _warn_missed(self, count: int) -> None:
-        _log.warning("%s: %d trigger(s) were missed; these parts were not inspected", self.name, count)
+        _log.warning(
+            "%s: %d trigger(s) were missed; these parts were not inspected", self.name, count
+        )
 
     async def _read_part(self, client: "Client") -> str:
         from asyncua import ua  # noqa: PLC0415
@@ -161,7 +178,9 @@ class OpcUa:
         except ua.UaError as error:
             raise self._unusable(self._settings.part, error) from error
 
-    async def _next_frame(self, reader: camera.VideoReader, pictures: ThreadEvent) -> NDArray[np.uint8]:
+    async def _next_frame(
+        self, reader: camera.VideoReader, pictures: ThreadEvent
+    ) -> NDArray[np.uint8]:
         deadline = time.monotonic() + _FRAME
         while not (found := reader.next()):
             pictures.clear()

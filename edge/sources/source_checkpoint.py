@@ -21,12 +21,14 @@ _log = logging.getLogger(__name__)
 class SourceCheckpoint:
     """Keys with a value each, in a small database in the line's state folder; thread-safe.
 
-    It survives a kill at any moment; a power cut may cost the last seconds, whose images are then inspected twice. If
-    the disk cannot be written, that is logged once.
+    It survives a kill at any moment; a power cut may cost the last seconds, whose images are then
+    inspected twice. If the disk cannot be written, that is logged once.
     """
 
     def __init__(self, state: Path, source: str) -> None:
-        """Open the checkpoint of the source with this name; EdgeNodeError when it cannot be opened."""
+        """Open the checkpoint of the source with this name;
+        EdgeNodeError when it cannot be opened.
+        """
         folder = state / "sources"
         file = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.sqlite"
         try:
@@ -40,7 +42,8 @@ class SourceCheckpoint:
                 self._database = connect(file, _TABLES)
         except (OSError, sqlite3.Error) as error:
             raise EdgeNodeError(
-                f"cannot remember in {file} what {source} has brought: {error}", "make the state folder writable"
+                f"cannot remember in {file} what {source} has brought: {error}",
+                "make the state folder writable",
             ) from error
         self._source = source
         self._logged = False
@@ -59,7 +62,10 @@ class SourceCheckpoint:
         """
         with self._logging():
             image = key + b"\0" + value
-            sql = "INSERT INTO in_hand VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times - 1"
+            sql = (
+                "INSERT INTO in_hand VALUES (?, 1) ON CONFLICT DO UPDATE "
+                "SET times = times + 1 RETURNING times - 1"
+            )
             crashes: int = self._database.execute(sql, (image,)).fetchone()[0]
             return crashes
         return 0
@@ -80,7 +86,9 @@ class SourceCheckpoint:
     def prune(self, most: int) -> None:
         """Delete all but the `most` keys that were stored last."""
         with self._logging():
-            self._database.execute("DELETE FROM judged WHERE rowid <= (SELECT max(rowid) FROM judged) - ?", (most,))
+            self._database.execute(
+                "DELETE FROM judged WHERE rowid <= (SELECT max(rowid) FROM judged) - ?", (most,)
+            )
 
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:
@@ -89,6 +97,8 @@ class SourceCheckpoint:
         except sqlite3.Error as error:
             if not self._logged:
                 _log.error(
-                    "cannot remember what %s has brought: %s; a restart may inspect it again", self._source, error
+                    "cannot remember what %s has brought: %s; a restart may inspect it again",
+                    self._source,
+                    error,
                 )
             self._logged = True

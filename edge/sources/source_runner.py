@@ -1,4 +1,6 @@
-"""Runner of a source: its images are inspected in order; a source that fails is reported and opened again."""
+"""Runner of a source: its images are inspected in order;
+a source that fails is reported and opened again.
+"""
 
 import asyncio
 import contextlib
@@ -8,7 +10,9 @@ from broker_config.protocol.errors import EdgeNodeError
 from edge.inference.outcomes import Notice, current_time, new_id
 from edge.inference.pipeline import Frame, Pipeline, Source
 
-FIRST, LONGEST = 1.0, 30.0  # seconds before a failed source is opened again: at first, at most
+# seconds before a failed source is opened again: at first, at most
+FIRST = 1.0
+LONGEST = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -29,14 +33,19 @@ async def run_source(pipeline: Pipeline, source: Source, stop: asyncio.Event) ->
         _log.info("%s has ended", source.name)
 
 
-async def _inspect_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
-    """Decode the next frame while one is inspected, but no more than that; one that was in hand at a crash, alone."""
+async def _inspect_all(
+    pipeline: Pipeline, source: Source, stop: asyncio.Event, outage: "_Outage"
+) -> None:
+    """Decode the next frame while one is inspected, but no more than that;
+    one that was in hand at a crash, alone.
+    """
     last: asyncio.Task[None] | None = None
     try:
         async with contextlib.aclosing(source.frames(stop)) as frames:
             async for frame in frames:
                 outage.end()
-                before, last = last, asyncio.create_task(_inspect(pipeline, source, frame, last))
+                before = last
+                last = asyncio.create_task(_inspect(pipeline, source, frame, last))
                 if before:
                     await before
                 if frame.crashes:
@@ -46,7 +55,9 @@ async def _inspect_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, 
             await last
 
 
-async def _inspect(pipeline: Pipeline, source: Source, frame: Frame, before: asyncio.Task[None] | None) -> None:
+async def _inspect(
+    pipeline: Pipeline, source: Source, frame: Frame, before: asyncio.Task[None] | None
+) -> None:
     source.done(frame, await pipeline.classify(frame, before))
 
 
@@ -72,10 +83,13 @@ class _Outage:
         """The source has brought a frame."""
         if self._reported:
             self._warn("%s brings images again", self._source.name)
-        self._reported, self.pause = "", FIRST
+        self._reported = ""
+        self.pause = FIRST
 
     def _warn(self, text: str, *values: object) -> None:
         _log.warning(text, *values)
         details: dict[str, float | str] = {"source": self._source.name}
-        notice = Notice(kind="source", text=text % values, time=current_time(), details=details, id=new_id())
+        notice = Notice(
+            kind="source", text=text % values, time=current_time(), details=details, id=new_id()
+        )
         self._pipeline.outcomes.put(notice)

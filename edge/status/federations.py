@@ -1,4 +1,6 @@
-"""Status of the federations on a broker, from the messages that their coordinators have published."""
+"""Status of the federations on a broker, from the messages that their coordinators have
+published.
+"""
 
 import queue
 import secrets
@@ -9,11 +11,26 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, read_retained
+from broker_config.mqtt.client import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Endpoint,
+    MqttClient,
+    read_retained,
+)
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, suggest
-from broker_config.protocol.messages import Message, NodeState, Overview, Presence, RoundState, Spec, Stage
+from broker_config.protocol.messages import (
+    Message,
+    NodeState,
+    Overview,
+    Presence,
+    RoundState,
+    Spec,
+    Stage,
+)
 from broker_config.protocol.vfl_messages import VflOverview
 from edge.terminal.formatting import natural_key
 
@@ -36,7 +53,8 @@ class FederationStatus(Struct, frozen=True, kw_only=True):
     rounds: int
     quorum: int
     start: int  # nodes that open the first round
-    age: float | None = None  # of the coordinator's overview; None: there is none, so what follows is unknown
+    # of the coordinator's overview; None: there is none, so what follows is unknown
+    age: float | None = None
     contributions: int = 0  # to the open round
     paused: bool = False
     left: float | None = None  # until the round's deadline
@@ -64,8 +82,9 @@ class _LatestMessages(NamedTuple):
 class StatusMonitor:
     """Status of all federations on a broker, or of one of them, kept up to date by their messages.
 
-    Its attributes are replaced and never mutated, so that another thread may render it meanwhile. `clock` counts
-    seconds, `now` is the time of day. The `endpoint` of a kit knows when that kit expires.
+    Its attributes are replaced and never mutated, so that another thread may render it meanwhile.
+    `clock` counts seconds, `now` is the time of day. The `endpoint` of a kit knows when that kit
+    expires.
     """
 
     def __init__(
@@ -77,12 +96,16 @@ class StatusMonitor:
     ):
         name = "+" if federation is None else topics.check_name(federation, "the federation's name")
         self.filters = (
-            topics.spec(name), topics.round_state(name), topics.presence(name, topics.COORDINATOR), topics.status(name)
-        )  # fmt: skip
+            topics.spec(name),
+            topics.round_state(name),
+            topics.presence(name, topics.COORDINATOR),
+            topics.status(name),
+        )
         self.lost = ""  # why the connection is lost; empty while there is one
         self.unreadable: dict[str, str] = {}  # topic -> what is wrong with the message
         self.now = now
-        self._clock, self._endpoint = clock, endpoint
+        self._clock = clock
+        self._endpoint = endpoint
         self._payloads: dict[str, bytes] = {}
         self._latest: dict[str, _LatestMessages] = {}  # by federation
         self.vertical: dict[str, VflOverview] = {}  # of vertical federations, by name
@@ -92,7 +115,9 @@ class StatusMonitor:
         if self._payloads.get(topic) == payload:
             return False
         self._payloads[topic] = payload
-        self.unreadable = {other: error for other, error in self.unreadable.items() if other != topic}
+        self.unreadable = {
+            other: error for other, error in self.unreadable.items() if other != topic
+        }
         try:
             message = decode(payload, Message) if payload else None
         except DecodeError as error:
@@ -105,7 +130,9 @@ class StatusMonitor:
         self._latest = {**self._latest, name: self._replace(latest, message, retained)}
         return True
 
-    def _replace(self, latest: _LatestMessages, message: Message | None, retained: bool) -> _LatestMessages:
+    def _replace(
+        self, latest: _LatestMessages, message: Message | None, retained: bool
+    ) -> _LatestMessages:
         match message:
             case Spec():
                 return latest._replace(spec=message)
@@ -113,10 +140,13 @@ class StatusMonitor:
                 return latest._replace(state=message)
             case Presence():
                 return latest._replace(presence=message)
-            case Overview(run=run, time=time) if (old := latest.overview) and old.run == run and time < old.time:
+            case Overview(run=run, time=time) if (
+                (old := latest.overview) and old.run == run and time < old.time
+            ):
                 pass  # delayed on its way, or replayed
             case Overview():
-                # Only the age of a message that has waited on the broker must be computed from two machines' clocks.
+                # Only the age of a message that has waited on the broker must be computed from two
+                # machines' clocks.
                 age = max(0.0, (self.now() - message.time).total_seconds()) if retained else 0.0
                 return latest._replace(overview=message, overview_time=self._clock() - age)
         return latest
@@ -134,15 +164,29 @@ class StatusMonitor:
 
     def statuses(self) -> list[FederationStatus]:
         """Status of each federation whose spec is known, ordered by name."""
-        latest, now = self._latest, self._clock()
-        statuses = [_status(latest[name], now) for name in sorted(latest, key=natural_key) if latest[name].spec]
-        return [_with_kit_expiry(status, self._endpoint) for status in statuses] if self._endpoint else statuses
+        latest = self._latest
+        now = self._clock()
+        statuses = [
+            _status(latest[name], now)
+            for name in sorted(latest, key=natural_key)
+            if latest[name].spec
+        ]
+        return (
+            [_with_kit_expiry(status, self._endpoint) for status in statuses]
+            if self._endpoint
+            else statuses
+        )
 
 
 def _status(latest: _LatestMessages, now: float) -> FederationStatus:
-    spec, presence = latest.spec, latest.presence
+    spec = latest.spec
+    presence = latest.presence
     assert spec is not None
     state = latest.state if latest.state and latest.state.run == spec.run else None
+    chosen_status = state.status if state else "gathering"
+    reason = state.reason if state and state.status == "aborted" else ""
+    round_ = state.round if state else 0
+    start = spec.nodes if spec.sample else spec.quorum
     status = FederationStatus(
         federation=spec.federation,
         run=spec.run,
@@ -150,25 +194,29 @@ def _status(latest: _LatestMessages, now: float) -> FederationStatus:
         model=spec.model,
         rule=spec.aggregation.rule,
         online=presence is not None and presence.online,
-        status=state.status if state else "gathering",
-        reason=state.reason if state and state.status == "aborted" else "",
-        round=state.round if state else 0,
+        status=chosen_status,
+        reason=reason,
+        round=round_,
         rounds=spec.rounds,
         quorum=spec.quorum,
-        start=spec.nodes if spec.sample else spec.quorum,
+        start=start,
     )
     overview = latest.overview
     if overview is None or overview.run != spec.run:
         return status
     age = now - latest.overview_time
+    left = None if overview.left is None else max(0.0, overview.left - age)
     return structs.replace(
         status,
         round=overview.round,
         contributions=overview.contributions,
         paused=overview.paused,
-        left=None if overview.left is None else max(0.0, overview.left - age),
+        left=left,
         age=age,
-        nodes=tuple(_aged(node, age) for node in sorted(overview.nodes, key=lambda node: natural_key(node.node))),
+        nodes=tuple(
+            _aged(node, age)
+            for node in sorted(overview.nodes, key=lambda node: natural_key(node.node))
+        ),
         more=overview.more,
         certificates={node.node: node.expires for node in overview.nodes if node.expires},
     )
@@ -176,11 +224,14 @@ def _status(latest: _LatestMessages, now: float) -> FederationStatus:
 
 def _with_kit_expiry(status: FederationStatus, endpoint: Endpoint) -> FederationStatus:
     """The status, with what the user's own kit tells about certificates and the charter."""
-    kit, signer = endpoint.kit, endpoint.signer
+    kit = endpoint.kit
+    signer = endpoint.signer
     if kit is None or signer is None or status.federation != kit.federation:
         return status
     own = {topics.COORDINATOR: signer.members.coordinator.expires, kit.name: kit.expires()}
-    return structs.replace(status, certificates=status.certificates | own, charter=signer.members.expires)
+    return structs.replace(
+        status, certificates=status.certificates | own, charter=signer.members.expires
+    )
 
 
 def _aged(node: NodeState, age: float) -> NodeState:
@@ -202,16 +253,26 @@ def fetch(endpoint: Endpoint, federation: str | None) -> StatusMonitor:
     if federation is None:
         raise EdgeNodeError(
             f"there is no federation on {endpoint}",
-            "start edge-node coordinate, or check that this user may read the federation's topics on the broker",
+            "start edge-node coordinate, or check that this user may read the federation's "
+            "topics on the broker",
         )
-    others = [topics.federation_of(topic) for topic in read_retained(endpoint, [topics.spec("+")], _RETAINED_TIMEOUT)]
-    raise EdgeNodeError(f"there is no federation {federation!r} on {endpoint}", suggest(federation, sorted(others)))
+    others = [
+        topics.federation_of(topic)
+        for topic in read_retained(endpoint, [topics.spec("+")], _RETAINED_TIMEOUT)
+    ]
+    raise EdgeNodeError(
+        f"there is no federation {federation!r} on {endpoint}", suggest(federation, sorted(others))
+    )
 
 
 def follow(endpoint: Endpoint, monitor: StatusMonitor, stop: Callable[[], bool]) -> Iterator[None]:
-    """Keep the monitor up to date until `stop` says so or all its federations have ended; yields after each change."""
+    """Keep the monitor up to date until `stop` says so or all its federations have ended;
+    yields after each change.
+    """
     inbox: queue.Queue[Any] = queue.Queue()
-    with MqttClient(endpoint, f"status-{secrets.token_hex(8)}", inbox=inbox, persistent=False) as mqtt:
+    with MqttClient(
+        endpoint, f"status-{secrets.token_hex(8)}", inbox=inbox, persistent=False
+    ) as mqtt:
         mqtt.subscribe(*monitor.filters, qos=0)
         while not stop() and not monitor.ended:
             try:
@@ -230,7 +291,8 @@ def _handle(monitor: StatusMonitor, event: Delivery | Connected | Disconnected) 
             monitor.lost = event.reason
             return True
         case Connected():
-            was, monitor.lost = monitor.lost, ""
+            was = monitor.lost
+            monitor.lost = ""
             return bool(was)
 
 
@@ -241,5 +303,7 @@ def json_object(status: FederationStatus) -> dict[str, Any]:
 
 def json_objects(monitor: StatusMonitor) -> list[dict[str, Any]]:
     """All federations for machines, the vertical ones last."""
-    vertical = [{"federation": name, **to_builtins(overview)} for name, overview in monitor.vertical.items()]
+    vertical = [
+        {"federation": name, **to_builtins(overview)} for name, overview in monitor.vertical.items()
+    ]
     return [*map(json_object, monitor.statuses()), *vertical]

@@ -1,4 +1,6 @@
-"""Report of a run of `provision`: what it changed and which steps follow, for people and for machines."""
+"""Report of a run of `provision`: what it changed and which steps follow,
+for people and for machines.
+"""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -6,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.protocol.topics import COORDINATOR
-from broker_config.security.member_registry import BROKER, MemberRegistry, RegisteredMember, RegistryChanges
+from broker_config.security.member_registry import (
+    BROKER,
+    MemberRegistry,
+    RegisteredMember,
+    RegistryChanges,
+)
 from broker_config.security.provisioning import ProvisioningResult
 from edge.terminal.formatting import pluralize
 
@@ -16,7 +23,21 @@ _SENSORS = "sensors that learn together: edge-node vfl coordinate, then vfl join
 
 def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
     """The report for machines. A member with new keys is both in `revoked` and in `added`."""
-    registry, changes = done.registry, done.changes
+    registry = done.registry
+    changes = done.changes
+    members = []
+    for name, member in registry.members.items():
+        file = (
+            {"answer": _file(name, member)} if member.has_own_keys else {"kit": _file(name, member)}
+        )
+        members.append(
+            {
+                "name": name,
+                "expires": member.pair.expires,
+                **file,
+                "fingerprint": member.fingerprint,
+            }
+        )
     return {
         "federation": registry.federation,
         "folder": str(folder),
@@ -32,15 +53,7 @@ def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
         "authority_expires": registry.ca.expires,
         "broker_expires": registry.broker.expires,
         "authority": registry.fingerprint,
-        "members": [
-            {
-                "name": name,
-                "expires": member.pair.expires,
-                **({"answer": _file(name, member)} if member.has_own_keys else {"kit": _file(name, member)}),
-                "fingerprint": member.fingerprint,
-            }
-            for name, member in registry.members.items()
-        ],
+        "members": members,
     }
 
 
@@ -50,7 +63,10 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
     width = max(map(len, registry.pairs))
     yield f"federation {registry.federation}, version {registry.version}"
     for name, member in registry.members.items():
-        yield f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  {folder}/{_file(name, member)}"
+        yield (
+            f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  "
+            f"{folder}/{_file(name, member)}"
+        )
     yield f"  {BROKER:{width}}  until {registry.broker.expires:%Y-%m-%d}  {folder}/broker/"
     yield f"fingerprint of the authority: {registry.fingerprint}"
     if not all(member.has_own_keys for member in registry.members.values()):
@@ -60,11 +76,17 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
             f"for trials: whoever has this folder holds the keys of {', '.join(held)}; "
             f"in production each makes its own: edge-node request {registry.federation} NAME"
         )
-    yield f"lines: {folder}/trust/NODE.trust until {registry.charter_expires:%Y-%m-%d} (edge-node serve --trust)"
+    yield (
+        f"lines: {folder}/trust/NODE.trust until {registry.charter_expires:%Y-%m-%d} (edge-node "
+        "serve --trust)"
+    )
     yield f"offline, with a backup: {folder}/authority/ until {registry.ca.expires:%Y-%m-%d}"
     yield ""
     yield from _changes(folder, done)
-    steps = list(_first_steps(folder, done, as_root=as_root) if done.before is None else _steps(folder, done))
+    chosen_steps = (
+        _first_steps(folder, done, as_root=as_root) if done.before is None else _steps(folder, done)
+    )
+    steps = list(chosen_steps)
     if steps:
         yield "next:"
     for number, step in enumerate(steps, start=1):
@@ -75,15 +97,22 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
 
 def _changes(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """A sentence for each kind of change."""
-    changes, before = done.changes, done.before
+    changes = done.changes
+    before = done.before
     if before is None:
-        yield f"federation {done.registry.federation} is founded, with {pluralize(len(done.registry.nodes), 'node')}"
+        yield (
+            f"federation {done.registry.federation} is founded, with "
+            f"{pluralize(len(done.registry.nodes), 'node')}"
+        )
         return
     if not done.changed:
         yield "nothing has changed, nothing needs to be done"
     if done.restored:
         yield f"written again: {', '.join(_relative(folder, done.restored))}"
-        yield "nothing else is needed, unless an interrupted run left them out: then hand them out as it would have"
+        yield (
+            "nothing else is needed, unless an interrupted run left them out: then hand them out "
+            "as it would have"
+        )
     yield from _member_changes(changes, before)
     if changes.moved:
         yield f"the broker's address is {done.registry.url}"
@@ -94,13 +123,21 @@ def _changes(folder: Path, done: ProvisioningResult) -> Iterator[str]:
 def _member_changes(changes: RegistryChanges, before: MemberRegistry) -> Iterator[str]:
     """A sentence for each kind of change of members."""
     if gone := [name for name in changes.revoked if name not in changes.added]:
-        yield f"revoked: {', '.join(gone)}; until mosquitto has its new files, all goes on as before"
+        yield (
+            f"revoked: {', '.join(gone)}; until mosquitto has its new files, all goes on as before"
+        )
     if changes.rekeyed:
-        yield f"new keys: {', '.join(changes.rekeyed)}; the old ones work until mosquitto is restarted"
+        yield (
+            f"new keys: {', '.join(changes.rekeyed)}; the old ones work until mosquitto is "
+            "restarted"
+        )
     if new := [name for name in changes.added if name not in changes.revoked]:
         yield f"new: {', '.join(new)}"
     for name in changes.renewed:
-        yield f"new certificate: {name}; the old one holds until {before.pairs[name].expires:%Y-%m-%d}"
+        yield (
+            f"new certificate: {name}; the old one holds until "
+            f"{before.pairs[name].expires:%Y-%m-%d}"
+        )
 
 
 def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> Iterator[str]:
@@ -111,8 +148,15 @@ def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> It
         command = shlex.join(["edge-node", "provision", registry.federation, "--out", str(folder)])
         yield f"{command} --broker-folder /etc/edge-node/broker  ({_NOT_AS_ROOT})"
     else:
-        yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  (not as root: {_NOT_AS_ROOT})"
-    yield from (_hand_out(folder, done, name) for name, member in registry.members.items() if member.has_own_keys)
+        yield (
+            f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  (not as root: "
+            f"{_NOT_AS_ROOT})"
+        )
+    yield from (
+        _hand_out(folder, done, name)
+        for name, member in registry.members.items()
+        if member.has_own_keys
+    )
     yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
     yield f"edge-node join --kit {registry.nodes[0]}.kit --data images/"
 
@@ -123,8 +167,11 @@ def _install_broker(folder: Path, there: str) -> Iterator[str]:
 
 
 def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
-    """Next steps after a change; the broker comes first, so that whoever restarts meets the new one."""
-    changes, before = done.changes, done.before
+    """Next steps after a change; the broker comes first,
+    so that whoever restarts meets the new one.
+    """
+    changes = done.changes
+    before = done.before
     assert before is not None
     changed = changes.moved or changes.relocated
     if changes.revoked or changed:
@@ -141,7 +188,9 @@ def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
             yield _hand_out(folder, done, name)
     for name in changes.renewed:
         if name != BROKER and not all_kits:
-            yield _hand_out(folder, done, name, before=f" before {before.pairs[name].expires:%Y-%m-%d}")
+            yield _hand_out(
+                folder, done, name, before=f" before {before.pairs[name].expires:%Y-%m-%d}"
+            )
     if all_kits:
         yield "give all others their new kits or answers too; passphrases are the same"
 
@@ -153,10 +202,14 @@ def _invalidates_all_kits(done: ProvisioningResult) -> bool:
 
 def _hand_out(folder: Path, done: ProvisioningResult, name: str, before: str = "") -> str:
     """What a member gets, and how."""
-    member, new = done.registry.members[name], name in done.changes.added
+    member = done.registry.members[name]
+    new = name in done.changes.added
     give = f"give {'the ' * (name == COORDINATOR)}{name} {folder}/{_file(name, member)}{before}"
     if not member.has_own_keys:
-        return f"{give}{' and, separately, its new passphrase' if new else ' (its passphrase is the same)'}"
+        passphrase_text = (
+            " and, separately, its new passphrase" if new else " (its passphrase is the same)"
+        )
+        return f"{give}{passphrase_text}"
     check = f"if it reads out {member.fingerprint} as its request's fingerprint, " if new else ""
     return f"{check}{give}, for edge-node request {done.registry.federation} {name} --accept"
 

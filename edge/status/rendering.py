@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import groupby
+from itertools import chain, groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,7 +25,8 @@ from edge.terminal.formatting import (
 )
 from edge.terminal.tables import Row, node_table, one_line
 
-_TITLES = ("state", "last seen", "round", "weight", "up")  # the last three are of what a node has contributed
+# the last three are of what a node has contributed
+_TITLES = ("state", "last seen", "round", "weight", "up")
 _PRIORITY = ("state", "last seen", "round", "up", "weight")
 _VFL_TITLES = ("state", "latency", "iterations")
 _MAX_ERRORS = 5  # lines
@@ -38,14 +39,16 @@ def render(monitor: StatusMonitor, console: Console, height: int | None = None) 
     Args:
         monitor: has the federations.
         console: where they will be shown.
-        height: lines that should suffice; the table of nodes is shortened accordingly. None for all nodes.
+        height: lines that should suffice; the table of nodes is shortened accordingly. None for all
+            nodes.
     """
-    statuses, now = monitor.statuses(), monitor.now()
+    statuses = monitor.statuses()
+    now = monitor.now()
     parts: list[RenderableType] = []
     if len(statuses) == 1:
         parts += _details(statuses[0], now, console, height)
     else:
-        parts += (part for status in statuses for part in _brief(status, now, console))
+        parts += chain.from_iterable(_brief(status, now, console) for status in statuses)
     for name, overview in monitor.vertical.items():
         parts += _vertical(name, overview, console, online=monitor.is_online(name))
     parts += (Text(replace_unprintable(problem), "red") for problem in _problems(monitor))
@@ -53,7 +56,9 @@ def render(monitor: StatusMonitor, console: Console, height: int | None = None) 
 
 
 def show_live(monitor: StatusMonitor, changes: Iterator[None], console: Console) -> None:
-    """Redraw the status in place until there are no more changes; its times also advance between two changes."""
+    """Redraw the status in place until there are no more changes;
+    its times also advance between two changes.
+    """
 
     def draw() -> Group:
         return render(monitor, console, console.height)
@@ -63,7 +68,9 @@ def show_live(monitor: StatusMonitor, changes: Iterator[None], console: Console)
             pass
 
 
-def _details(status: FederationStatus, now: datetime, console: Console, height: int | None) -> list[RenderableType]:
+def _details(
+    status: FederationStatus, now: datetime, console: Console, height: int | None
+) -> list[RenderableType]:
     above = [
         *_headline(status, console),
         *(Text(replace_unprintable(notice), "yellow") for notice in notices(status, now)),
@@ -79,8 +86,12 @@ def _details(status: FederationStatus, now: datetime, console: Console, height: 
     return [*above, node_table(rows, _TITLES, _PRIORITY, console, max_rows), *below]
 
 
-def _vertical(name: str, overview: VflOverview, console: Console, *, online: bool) -> list[RenderableType]:
-    """A vertical federation: its progress, its sensors, and what it waits for; `online`: its head is connected."""
+def _vertical(
+    name: str, overview: VflOverview, console: Console, *, online: bool
+) -> list[RenderableType]:
+    """A vertical federation: its progress, its sensors, and what it waits for; `online`:
+    its head is connected.
+    """
     running = overview.status in ("gathering", "open")
     state = {"open": "learning"}.get(overview.status, overview.status)
     if overview.paused and running:
@@ -92,25 +103,26 @@ def _vertical(name: str, overview: VflOverview, console: Console, *, online: boo
         notice = "the head is offline: sensors wait for it, and go on when it is back"
     elif running and overview.awaited and not any(sensor.lacks for sensor in overview.sensors):
         notice = f"waiting for {overview.awaited}"
-    rows = {
-        sensor.name: Row(
-            "" if sensor.present or not running else "absent",
-            "",
-            {
-                "latency": "" if sensor.latency is None else f"{1000 * sensor.latency:.0f} ms",
-                "iterations": str(sensor.iterations or ""),
-            },
+    rows = {}
+    for sensor in overview.sensors:
+        present = "" if sensor.present or not running else "absent"
+        latency = "" if sensor.latency is None else f"{1000 * sensor.latency:.0f} ms"
+        rows[sensor.name] = Row(
+            present, "", {"latency": latency, "iterations": str(sensor.iterations or "")}
         )
-        for sensor in overview.sensors
-    }
+    validation = [Text(format_validation(overview.validation))] if overview.validation else []
+    notices = [Text(replace_unprintable(notice), "yellow")] if notice else []
     return [
         one_line(f"vertical federation {name}: {pluralize(len(rows), 'sensor')}", console, "bold"),
         Text(f"{state}: {pluralize(overview.round, 'round')} closed{loss}{rate}"),
-        *([Text(format_validation(overview.validation))] if overview.validation else []),
-        *([Text(replace_unprintable(notice), "yellow")] if notice else []),
+        *validation,
+        *notices,
         node_table(rows, _VFL_TITLES, _VFL_TITLES, console, len(rows)),
         *(
-            Text(replace_unprintable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"), "yellow")
+            Text(
+                replace_unprintable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"),
+                "yellow",
+            )
             for sensor in overview.sensors
             if sensor.lacks
         ),
@@ -125,7 +137,9 @@ def _brief(status: FederationStatus, now: datetime, console: Console) -> Iterato
 
 def _headline(status: FederationStatus, console: Console) -> Iterator[Text]:
     rule = "" if status.rule in ("clipped_mean", "mean") else f", {status.rule}"
-    yield one_line(f"federation {status.federation}: {status.method}, {status.model}{rule}", console, "bold")
+    yield one_line(
+        f"federation {status.federation}: {status.method}, {status.model}{rule}", console, "bold"
+    )
     yield Text(_progress(status))
 
 
@@ -138,7 +152,10 @@ def _progress(status: FederationStatus) -> str:
         case "finished":
             return f"finished: {pluralize(status.rounds, 'round')}"
         case "aborted":
-            return f"aborted in round {status.round} of {status.rounds}: {replace_unprintable(status.reason)}"
+            return (
+                f"aborted in round {status.round} of {status.rounds}: "
+                f"{replace_unprintable(status.reason)}"
+            )
     received = ""
     if status.age is not None:
         received = f": {pluralize(status.contributions, 'contribution')} (quorum {status.quorum})"
@@ -160,10 +177,17 @@ def notices(status: FederationStatus, now: datetime) -> Iterator[str]:
         yield f"round {status.round} waits for {format_names([node.node for node in awaited])}"
     if status.age is None and running:
         topic = topics.status(status.federation)
-        yield f"nothing is known of the nodes: this user may not read {topic}, or the coordinator is an older one"
+        yield (
+            f"nothing is known of the nodes: this user may not read {topic}, or the coordinator "
+            "is an older one"
+        )
     if status.more:
         yield f"{pluralize(status.more, 'more node')} did not fit into the coordinator's message"
-    soon = sorted((end.date(), name) for name, end in status.certificates.items() if end - now < EXPIRY_WARNING)
+    soon = sorted(
+        (end.date(), name)
+        for name, end in status.certificates.items()
+        if end - now < EXPIRY_WARNING
+    )
     for _, same in groupby(soon, lambda each: each[0]):
         members = [name for _, name in same]
         expiry = format_expiry(status.certificates[members[0]], now)
@@ -180,13 +204,12 @@ def _problems(monitor: StatusMonitor) -> Iterator[str]:
 
 
 def _row(node: NodeState) -> Row:
-    cells = {
-        "round": str(node.round or ""),
-        "weight": "" if node.weight is None else f"{node.weight:.3f}",
-        "up": format_bytes(node.bytes) if node.bytes else "",
-        "last seen": "" if node.heard is None else format_remaining(node.heard),
-    }
-    return Row(node.doing, f"{100 * node.done // node.total}%" if node.total else "", cells)
+    weight = "" if node.weight is None else f"{node.weight:.3f}"
+    up = format_bytes(node.bytes) if node.bytes else ""
+    remaining = "" if node.heard is None else format_remaining(node.heard)
+    cells = {"round": str(node.round or ""), "weight": weight, "up": up, "last seen": remaining}
+    done_text = f"{100 * node.done // node.total}%" if node.total else ""
+    return Row(node.doing, done_text, cells)
 
 
 def _errors(nodes: Sequence[NodeState], console: Console) -> Iterator[Text]:

@@ -22,7 +22,8 @@ def format_bytes(count: float) -> str:
 
 def pluralize(count: int, noun: str) -> str:
     """A count with its noun: 1 node, 2 nodes."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    ending = "" if count == 1 else "s"
+    return f"{count} {noun}{ending}"
 
 
 def format_metric(name: str, value: float) -> str:
@@ -37,10 +38,14 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 def format_validation(score: Validation) -> str:
     """How well a vertical federation judges new products, beside what it takes no model for."""
-    of = f"of the newest {pluralize(score.products, 'product')}, judged before they were learnt from,"
+    of = (
+        f"of the newest {pluralize(score.products, 'product')}, judged before they were learnt "
+        "from,"
+    )
     if score.rmse is not None:
         return f"{of} RMSE {score.rmse:.4g} (always their mean: {score.baseline:.4g})"
-    right, recall = 100 * (score.accuracy or 0), 100 * (score.recall or 0)
+    right = 100 * (score.accuracy or 0)
+    recall = 100 * (score.recall or 0)
     common = f"always the most frequent class: {100 * score.baseline:.1f} %"
     return f"{of} {right:.1f} % right ({common}), mean recall {recall:.1f} %"
 
@@ -58,7 +63,9 @@ def format_elapsed(seconds: float) -> str:
 
 
 def format_remaining(seconds: float) -> str:
-    """Remaining time, no more precise than an estimate can be: 26 s, 4 min 10 s, 25 min, 1 h 10 min."""
+    """Remaining time, no more precise than an estimate can be: 26 s, 4 min 10 s, 25 min,
+    1 h 10 min.
+    """
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 600:
@@ -84,20 +91,29 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def shorten(name: str, length: int, ascii_only: bool = False) -> str:
-    """A name of at most `length` characters: a longer one loses its middle, since both ends tell it from others."""
+    """A name of at most `length` characters: a longer one loses its middle,
+    since both ends tell it from others.
+    """
     if len(name) <= length:
         return name
     head = length // 2
-    return f"{name[:head]}{'~' if ascii_only else '…'}{name[len(name) - (length - 1 - head) :]}"
+    mark = "~" if ascii_only else "…"
+    return f"{name[:head]}{mark}{name[len(name) - (length - 1 - head) :]}"
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
     """A sort key that puts plant-2 before plant-10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    parts: list[tuple[int, str]] = []
+    for part in re.split(r"(\d+)", name):
+        pair = (int(part), "") if part.isdecimal() else (-1, part)
+        parts.append(pair)
+    return parts
 
 
 def plain_cell(text: str) -> str:
-    """A text as a cell of CSV that no spreadsheet takes for a formula: an apostrophe precedes what could be one."""
+    """A text as a cell of CSV that no spreadsheet takes for a formula:
+    an apostrophe precedes what could be one.
+    """
     return f"'{text}" if _FORMULA.match(text) else text
 
 

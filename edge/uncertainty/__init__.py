@@ -1,1 +1,3 @@
-"""Uncertainty of verdicts, drift detection, and retention of images that a person should look at."""
+"""Uncertainty of verdicts, drift detection,
+and retention of images that a person should look at.
+"""

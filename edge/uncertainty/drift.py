@@ -1,10 +1,10 @@
 """Drift detection: a comparison of a line's images with the model's held-out images.
 
-Each image's features, standardised within its predicted class, enter an exponentially weighted moving average. While
-nothing has changed, its mean square is a scaled chi-square; the scale follows from the window and the number of
-held-out images, the degrees of freedom from the correlation of their features (Satterthwaite 1946). A change in the
-shares of the classes is not drift; a change in the share of doubted verdicts is. Of a tiled frame one random tile
-counts.
+Each image's features, standardised within its predicted class, enter an exponentially weighted
+moving average. While nothing has changed, its mean square is a scaled chi-square; the scale follows
+from the window and the number of held-out images, the degrees of freedom from the correlation of
+their features (Satterthwaite 1946). A change in the shares of the classes is not drift; a change in
+the share of doubted verdicts is. Of a tiled frame one random tile counts.
 """
 
 import math
@@ -22,7 +22,9 @@ from edge.inference.served_model import Model
 from edge.uncertainty.reference import Floats, Reference
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
-_SIGMAS = 6.0  # of the control limits; 4.5 gave false alarms on tuning images: features and doubts have heavy tails
+# of the control limits; 4.5 gave false alarms on tuning images: features and doubts have heavy
+# tails
+_SIGMAS = 6.0
 _CLEAR = 0.6  # share of the limit below which an alarm ends
 _MIN_SHARE = 0.02  # of doubted verdicts that is always to be expected
 
@@ -30,20 +32,26 @@ _MIN_SHARE = 0.02  # of doubted verdicts that is always to be expected
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Table `[drift]` of a line's settings."""
 
-    window: Annotated[int, Meta(ge=0)] = 200  # images over which averages are taken; 0: no drift detection
+    # images over which averages are taken; 0: no drift detection
+    window: Annotated[int, Meta(ge=0)] = 200
     tolerance: Annotated[float, Meta(gt=0)] = 1.0  # factor on the control limits
 
 
 class Drift:
-    """The monitor that compares a line's images with its model's held-out images, and raises and ends an alarm.
+    """The monitor that compares a line's images with its model's held-out images,
+    and raises and ends an alarm.
 
-    It needs a bundle with a reference; without one all values keep their initial state. The attributes may be read from
-    any thread.
+    It needs a bundle with a reference; without one all values keep their initial state. The
+    attributes may be read from any thread.
     """
 
-    def __init__(self, settings: Settings, check: UncertaintyCheck, outcomes: OutcomeConsumer) -> None:
+    def __init__(
+        self, settings: Settings, check: UncertaintyCheck, outcomes: OutcomeConsumer
+    ) -> None:
         """`check` is the one that is applied to the line's verdicts."""
-        self._settings, self._check, self._outcomes = settings, check, outcomes
+        self._settings = settings
+        self._check = check
+        self._outcomes = outcomes
         self._random = random.Random(0)
         self.drifted = False
         self._reset(None)
@@ -55,7 +63,9 @@ class Drift:
         self.shares: dict[str, float] = {}  # of the classes
         self._model = model
         reference = model.predictor.reference if model else None
-        self._average = _Average(2 / (self._settings.window + 1), reference.means.shape) if reference else None
+        self._average = (
+            _Average(2 / (self._settings.window + 1), reference.means.shape) if reference else None
+        )
         self._wait = self._settings.window // 2  # images until an alarm may begin or end
 
     def __call__(self, inspection: Inspection) -> Verdict:
@@ -71,7 +81,11 @@ class Drift:
             if tiles > 1 and "blank" not in doubts:
                 doubts = self._check.doubts_of_tile(inspection, tile)
             label = int(inspection.probabilities[tile].argmax())
-            self._average.add(reference.standardised(inspection.outputs.features[tile], label), label, bool(doubts))
+            self._average.add(
+                reference.standardised(inspection.outputs.features[tile], label),
+                label,
+                bool(doubts),
+            )
             self._measure(self._average, reference, inspection.model.manifest)
             self._update_alarm()
         return inspection.verdict
@@ -82,17 +96,25 @@ class Drift:
             self._notify(False, why)
 
     def _measure(self, average: "_Average", reference: Reference, manifest: Manifest) -> None:
-        variance = average.squares / average.weight**2  # of an average of independent values of variance 1
+        # of an average of independent values of variance 1
+        variance = average.squares / average.weight**2
         shares = average.classes / average.weight
-        strayed = float(average.features @ average.features) / len(average.features) / average.weight**2
+        strayed = (
+            float(average.features @ average.features) / len(average.features) / average.weight**2
+        )
         limit = reference.expected_square(shares, variance) * _control_limit(reference.freedom)
         self.level = strayed / limit / self._settings.tolerance
         self.shares = dict(zip(manifest.classes, shares.tolist(), strict=True))
         self.doubtful = average.doubts / average.weight
+        coverage = 1 - manifest.confidence.coverage if manifest.confidence else 0
         usual = max(
-            _MIN_SHARE, self._check.expected_share + (1 - manifest.confidence.coverage if manifest.confidence else 0)
+            _MIN_SHARE,
+            self._check.expected_share + coverage,
         )
-        deviation = math.sqrt(max(0, usual * (1 - usual)) * (variance + 1 / int(reference.counts.sum()))) or 1
+        deviation = (
+            math.sqrt(max(0, usual * (1 - usual)) * (variance + 1 / int(reference.counts.sum())))
+            or 1
+        )
         self.excess = (self.doubtful - usual) / (_SIGMAS * deviation) / self._settings.tolerance
 
     def _update_alarm(self) -> None:
@@ -102,31 +124,44 @@ class Drift:
             return
         worst = max(self.level, self.excess)
         if not self.drifted and worst > 1:
-            what = "images look otherwise" if self.level > self.excess else "more verdicts are in doubt"
+            what = (
+                "images look otherwise"
+                if self.level > self.excess
+                else "more verdicts are in doubt"
+            )
             self._notify(
-                True, f"{what} than on the model's held-out images: look at the camera, the light, the material"
+                True,
+                f"{what} than on the model's held-out images: look at the camera, the light, the "
+                "material",
             )
         elif self.drifted and worst < _CLEAR:
             self._notify(False, "images look as the model's held-out images again")
 
     def _notify(self, drifted: bool, text: str) -> None:
-        self.drifted, self._wait = drifted, self._settings.window
+        self.drifted = drifted
+        self._wait = self._settings.window
+        state = "drifted" if drifted else "ordinary"
         details: dict[str, float | str] = {
-            "state": "drifted" if drifted else "ordinary",
+            "state": state,
             "level": round(self.level, 3),
             "doubtful": round(self.doubtful, 4),
             "excess": round(self.excess, 3),
         }
-        self._outcomes.put(Notice(kind="drift", text=text, time=current_time(), details=details, id=new_id()))
+        self._outcomes.put(
+            Notice(kind="drift", text=text, time=current_time(), details=details, id=new_id())
+        )
 
 
 class _Average:
-    """Exponentially weighted sums; divided by `weight` they are averages, even of the first few images."""
+    """Exponentially weighted sums; divided by `weight` they are averages,
+    even of the first few images.
+    """
 
     def __init__(self, step: float, shape: tuple[int, ...]) -> None:
         """`step`: weight of the newest image; `shape`: classes, features."""
         self._step = step
-        self.features, self.classes = np.zeros(shape[1], np.float32), np.zeros(shape[0], np.float32)
+        self.features = np.zeros(shape[1], np.float32)
+        self.classes = np.zeros(shape[0], np.float32)
         self.doubts = self.weight = self.squares = 0.0  # squares: of the weights
 
     def add(self, features: Floats, label: int, doubted: bool) -> None:
@@ -142,6 +177,8 @@ class _Average:
 
 
 def _control_limit(freedom: float) -> float:
-    """The control limit of a chi-square divided by its degrees of freedom (Wilson and Hilferty 1931)."""
+    """The control limit of a chi-square divided by its degrees of freedom
+    (Wilson and Hilferty 1931).
+    """
     spread = 2 / (9 * max(freedom, 1))
     return float((1 - spread + _SIGMAS * math.sqrt(spread)) ** 3)

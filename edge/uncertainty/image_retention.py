@@ -24,9 +24,11 @@ from edge.inference.pipeline import Inspection
 
 _QUEUED = 8  # images at most that wait for the disk; others are dropped
 _CLOSING = 5  # seconds to write queued images
-STEM = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}")  # of a kept image's file name: time, and id of the verdict
+# of a kept image's file name: time, and id of the verdict
+STEM = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}")
 OVERRULED = "overruled"  # the doubt of a person
-_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "": "png"}  # "": a camera's
+# "": a camera's
+_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "": "png"}
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     what: Literal["doubtful", "defects", "all"] = "doubtful"
     megabytes: Annotated[int, Meta(ge=1)] = 1000
     images: Annotated[int, Meta(ge=1)] = 10_000
-    sample: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of all images that is kept at random besides
+    # share of all images that is kept at random besides
+    sample: Annotated[float, Meta(ge=0, le=1)] = 0.0
     annotate: bool = False  # put an annotated picture beside each
 
 
@@ -46,7 +49,8 @@ class KeptImage(Verdict, frozen=True, kw_only=True, tag_field="type", tag="Verdi
     """What stands beside a kept image: its verdict, and what the model saw in it."""
 
     seen: Box | None = None  # the tile that decided, in the frame's pixels; None: the whole frame
-    embedding: bytes = b""  # float16 [EMBEDDED], see `Reference.embedding`; nothing without a reference
+    # float16 [EMBEDDED], see `Reference.embedding`; nothing without a reference
+    embedding: bytes = b""
     sampled: bool = False  # kept at random, whatever the verdict
 
     @property
@@ -57,18 +61,24 @@ class KeptImage(Verdict, frozen=True, kw_only=True, tag_field="type", tag="Verdi
     @classmethod
     def of(cls, inspection: Inspection, kept: str, *, sampled: bool = False) -> "KeptImage":
         """Of an inspection, whose image is kept in the file of this name."""
-        features, reference = inspection.outputs.features, inspection.model.predictor.reference
-        box, embedding = inspection.tiled.boxes[inspection.tile], b""
+        features = inspection.outputs.features
+        reference = inspection.model.predictor.reference
+        box = inspection.tiled.boxes[inspection.tile]
+        embedding = b""
         if features is not None and reference is not None:
             embedding = reference.embedding(features[inspection.tile]).astype("<f2").tobytes()
         whole = (box.width, box.height) == inspection.tiled.photo.image.size
         fields = msgspec.structs.asdict(inspection.verdict)
-        fields |= {"kept": kept, "seen": None if whole else box, "embedding": embedding, "sampled": sampled}
+        seen = None if whole else box
+        fields |= {"kept": kept, "seen": seen, "embedding": embedding, "sampled": sampled}
         return cls(**fields)
 
 
 class _Job(NamedTuple):
-    """An image to be written. A file is already open, since its source may move or remove it meanwhile."""
+    """An image to be written.
+
+    A file is already open, since its source may move or remove it meanwhile.
+    """
 
     data: bytes | BinaryIO | NDArray[np.uint8]
     image: KeptImage
@@ -83,15 +93,17 @@ class _Kept(NamedTuple):
 
 
 class ImageRetention:
-    """The monitor that keeps images as they came (a camera's as PNG), their verdicts as JSON beside them.
+    """The monitor that keeps images as they came (a camera's as PNG),
+    their verdicts as JSON beside them.
 
-    The oldest make room for new ones. It writes in its own thread: a slow disk costs images, never time. Images kept
-    before a restart count; other files in the folder are left alone.
+    The oldest make room for new ones. It writes in its own thread: a slow disk costs images, never
+    time. Images kept before a restart count; other files in the folder are left alone.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Raises EdgeNodeError when the folder cannot be made or read."""
-        self._settings, self.folder = settings, Path(settings.path)
+        self._settings = settings
+        self.folder = Path(settings.path)
         with disk.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._kept = dict(_find_kept(self.folder))  # by stem, the oldest first
@@ -119,14 +131,18 @@ class ImageRetention:
             )
             amended = msgspec.structs.replace(verdict, kept=kept)
             drawn = inspection._replace(verdict=amended) if self._settings.annotate else None
-            self._queue.put_nowait(_Job(data, KeptImage.of(inspection, kept, sampled=sampled), drawn))
+            self._queue.put_nowait(
+                _Job(data, KeptImage.of(inspection, kept, sampled=sampled), drawn)
+            )
         except (OSError, queue.Full) as error:
-            self._drop(verdict, "too many wait for the disk" if isinstance(error, queue.Full) else error)
+            reason = "too many wait for the disk" if isinstance(error, queue.Full) else error
+            self._drop(verdict, reason)
             return verdict
         return amended
 
     def keep(self, inspection: Inspection) -> str:
-        """Keep an image that a person has overruled, if it is not kept already; the name of its file.
+        """Keep an image that a person has overruled, if it is not kept already;
+        the name of its file.
 
         Waits for the disk. OSError if that fails.
         """
@@ -169,12 +185,17 @@ class ImageRetention:
         if job.inspection:
             from edge.inference.annotation import annotate  # noqa: PLC0415  (only some lines draw)
 
-            files[image.with_suffix(".annotated.jpg")] = encode(annotate(job.inspection), "JPEG", quality=90)
-        fresh, most = _Kept(tuple(files), sum(map(len, files.values()))), self._settings.megabytes * 1_000_000
+            files[image.with_suffix(".annotated.jpg")] = encode(
+                annotate(job.inspection), "JPEG", quality=90
+            )
+        fresh = _Kept(tuple(files), sum(map(len, files.values())))
+        most = self._settings.megabytes * 1_000_000
         if fresh.bytes > most:
             raise OSError(f"it is larger than megabytes = {self._settings.megabytes}")
         with self._lock:
-            while self._kept and (len(self._kept) >= self._settings.images or self._bytes + fresh.bytes > most):
+            while self._kept and (
+                len(self._kept) >= self._settings.images or self._bytes + fresh.bytes > most
+            ):
                 self._delete(next(iter(self._kept)))
             try:
                 for path, content in files.items():
@@ -226,7 +247,9 @@ def _stem(verdict: Verdict) -> str:
 
 
 def _doubted(image: KeptImage) -> KeptImage:
-    return msgspec.structs.replace(image, doubts=(*(each for each in image.doubts if each != OVERRULED), OVERRULED))
+    return msgspec.structs.replace(
+        image, doubts=(*(each for each in image.doubts if each != OVERRULED), OVERRULED)
+    )
 
 
 def _sidecar(image: KeptImage) -> bytes:

@@ -1,4 +1,6 @@
-"""Performance of a model on labelled images: accuracy, doubts, missed defects and false rejects, with intervals."""
+"""Performance of a model on labelled images: accuracy, doubts,
+missed defects and false rejects, with intervals.
+"""
 
 import math
 from collections import Counter
@@ -35,7 +37,8 @@ class Proportion(Struct, frozen=True, kw_only=True):
         found = list(outcomes)
         if not found:
             return None
-        count, images = sum(found), len(found)
+        count = sum(found)
+        images = len(found)
         low, high = wilson_interval(count, images)
         return Proportion(share=count / images, low=low, high=high, count=count, images=images)
 
@@ -46,15 +49,24 @@ class Proportion(Struct, frozen=True, kw_only=True):
         return apart - below, apart + math.hypot(self.high - self.share, other.share - other.low)
 
     def __str__(self) -> str:
-        return f"{self.share:.1%} ({100 * self.low:.0f} to {100 * self.high:.0f}; {self.count} of {self.images})"
+        return (
+            f"{self.share:.1%} ({100 * self.low:.0f} to {100 * self.high:.0f}; {self.count} of "
+            f"{self.images})"
+        )
 
 
 def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of `correct` among `count`."""
-    z, share = _NORMAL, correct / count
+    z = _NORMAL
+    share = correct / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))  # in spite of rounding
+    half = (
+        z
+        / (1 + z * z / count)
+        * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    )
+    # in spite of rounding
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 class Labelled(NamedTuple):
@@ -72,15 +84,21 @@ class Performance(Struct, frozen=True, kw_only=True):
     accuracy: Proportion
     in_doubt: Proportion
     accepted: Proportion | None  # accuracy of verdicts that are not in doubt; None if all are
-    missed: Proportion | None  # of images with a defect: called good. None without a class that means no defect
-    false_rejects: Proportion | None  # of images without a defect: called defective. Likewise, or if there are none
-    guessing: float  # accuracy of whoever always names the commonest class; if there is but one, by chance
+    # of images with a defect: called good. None without a class that means no defect
+    missed: Proportion | None
+    # of images without a defect: called defective. Likewise, or if there are none
+    false_rejects: Proportion | None
+    # accuracy of whoever always names the commonest class; if there is but one, by chance
+    guessing: float
     confusion: dict[str, dict[str, int]]  # by true class, then by the verdict's
 
     def warnings(self) -> Iterator[str]:
         """What somebody should know before relying on the model."""
         if self.in_doubt.share > 0.5:
-            yield f"{self.in_doubt.share:.0%} of its verdicts are in doubt: a person must look at most images"
+            yield (
+                f"{self.in_doubt.share:.0%} of its verdicts are in doubt: a person must look at "
+                "most images"
+            )
         if self.accuracy.low <= self.guessing:
             yield (
                 f"its accuracy may be no better than guessing: {self.accuracy}, "
@@ -89,22 +107,29 @@ class Performance(Struct, frozen=True, kw_only=True):
 
     @property
     def errors(self) -> str:
-        """The errors that cost: missed defects and false rejects; of a model that knows defects only, confusions."""
+        """The errors that cost: missed defects and false rejects;
+        of a model that knows defects only, confusions.
+        """
         if self.missed or self.false_rejects:
             missed = self.missed or "unknown, no image has a defect"
             rejects = self.false_rejects or "unknown, each image has a defect"
             return f"missed defects {missed}, false rejects {rejects}"
-        pairs = [
-            (count, truth, label)
-            for truth, row in self.confusion.items()
-            for label, count in row.items()
-            if label != truth
-        ]
+        pairs = []
+        for truth, row in self.confusion.items():
+            for label, count in row.items():
+                if label != truth:
+                    pairs.append((count, truth, label))
         told = [
-            f"{truth} taken for {label} {count} of {pluralize(sum(self.confusion[truth].values()), 'time')}"
+            (
+                f"{truth} taken for {label} {count} of "
+                f"{pluralize(sum(self.confusion[truth].values()), 'time')}"
+            )
             for count, truth, label in sorted(pairs, key=lambda pair: -pair[0])[:_CONFUSIONS]
         ]
-        return f"no class means no defect, so defects are confused, not missed: {', '.join(told) or 'none was'}"
+        return (
+            "no class means no defect, so defects are confused, not missed: "
+            f"{', '.join(told) or 'none was'}"
+        )
 
     def statements(self) -> list[str]:
         """Accuracy, doubts and errors, in words."""
@@ -131,35 +156,47 @@ def measure(verdicts: Sequence[Labelled], classes: int, no_defect: str | None) -
     confusion: dict[str, dict[str, int]] = {truth: {} for truth in sorted(truths)}
     for each in verdicts:
         confusion[each.truth][each.label] = confusion[each.truth].get(each.label, 0) + 1
+    guessing = max(truths.values()) / len(verdicts) if len(truths) > 1 else 1 / classes
     return Performance(
         accuracy=accuracy,
         in_doubt=in_doubt,
         accepted=Proportion.of(each.label == each.truth for each in verdicts if not each.doubted),
         missed=missed,
         false_rejects=rejects,
-        guessing=max(truths.values()) / len(verdicts) if len(truths) > 1 else 1 / classes,
+        guessing=guessing,
         confusion=confusion,
     )
 
 
 def held_out_performance(manifest: Manifest, view: View, prior: Prior) -> Performance | None:
-    """What the bundle's own held-out images say of verdicts under a view and a prior; None if it has none.
+    """What the bundle's own held-out images say of verdicts under a view and a prior;
+    None if it has none.
 
-    They were not cut into tiles: with tiles, the errors are those of one. Temperature and thresholds of doubt are
-    cross-fitted, so no image had a part in its own verdict. Which are in doubt is that of the default prior.
+    They were not cut into tiles: with tiles, the errors are those of one. Temperature and
+    thresholds of doubt are cross-fitted, so no image had a part in its own verdict. Which are in
+    doubt is that of the default prior.
     """
     kept = manifest.confidence.held_out if manifest.confidence else None
     if kept is None:
         return None
-    return _performance(kept, manifest.classes, view, tuple(prior.weights(manifest.classes, manifest.trained).tolist()))
+    return _performance(
+        kept,
+        manifest.classes,
+        view,
+        tuple(prior.weights(manifest.classes, manifest.trained).tolist()),
+    )
 
 
 @lru_cache(4)  # thousands of images take 0.1 s, and Prometheus asks again and again
-def _performance(kept: HeldOut, classes: tuple[str, ...], view: View, weights: tuple[float, ...]) -> Performance:
+def _performance(
+    kept: HeldOut, classes: tuple[str, ...], view: View, weights: tuple[float, ...]
+) -> Performance:
     whole = [Box(0, 0, 1, 1)]
     found = []
     labels, probabilities, decisions = kept.arrays(len(classes))
-    for truth, row, accepted in zip(labels, reweight(probabilities, np.array(weights)), decisions, strict=True):
+    for truth, row, accepted in zip(
+        labels, reweight(probabilities, np.array(weights)), decisions, strict=True
+    ):
         decision = decide(row[None], whole, classes, view)
         found.append(Labelled(classes[truth], decision.label, decision.defect, not accepted))
     return measure(found, len(classes), no_defect_class(view, classes))

@@ -1,4 +1,6 @@
-"""Uncertainty of a verdict: nothing to see, low confidence, disagreeing encoders, an image unlike any held-out one."""
+"""Uncertainty of a verdict: nothing to see, low confidence, disagreeing encoders,
+an image unlike any held-out one.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -19,11 +21,13 @@ Doubt = Literal["confidence", "disagreement", "novelty", "blank"]
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Table `[doubt]` of a line's settings: which verdicts a person should look at.
 
-    A share is that of ordinary images that may be doubted; 0 doubts none. `research/studies/novelty.py` measures how
-    many images of untaught kinds each finds: novelty the most, disagreement fewer than the model's own confidence.
+    A share is that of ordinary images that may be doubted; 0 doubts none.
+    `research/studies/novelty.py` measures how many images of untaught kinds each finds: novelty the
+    most, disagreement fewer than the model's own confidence.
     """
 
-    confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # least, of any class; None: the bundle's thresholds
+    # least, of any class; None: the bundle's thresholds
+    confidence: Annotated[float, Meta(ge=0, le=1)] | None = None
     novelty: Share = 0.05
     disagreement: Share = 0.0
     blank: bool = True  # doubt frames that show nothing: one gray, or noise
@@ -39,18 +43,23 @@ class Limits(NamedTuple):
     @staticmethod
     def from_model(model: Model, settings: Settings) -> "Limits":
         """The limits of a model's bundle, as the settings override them."""
-        manifest, reference = model.manifest, model.predictor.reference
+        manifest = model.manifest
+        reference = model.predictor.reference
         confidence = manifest.confidence.thresholds if manifest.confidence else {}
         if settings.confidence is not None:
             confidence = dict.fromkeys(manifest.classes, settings.confidence)
         if reference is None:
             return Limits(confidence, None, None)
         with_disagreement = len(reference.disagreement) and settings.disagreement
-        return Limits(
-            confidence,
-            quantile(reference.novelty, 1 - settings.novelty) if settings.novelty else None,
-            quantile(reference.disagreement, 1 - settings.disagreement) if with_disagreement else None,
+        quantile_or_none = (
+            quantile(reference.novelty, 1 - settings.novelty) if settings.novelty else None
         )
+        own_quantile = (
+            quantile(reference.disagreement, 1 - settings.disagreement)
+            if with_disagreement
+            else None
+        )
+        return Limits(confidence, quantile_or_none, own_quantile)
 
 
 class TileUncertainty(NamedTuple):
@@ -62,7 +71,10 @@ class TileUncertainty(NamedTuple):
 
 
 class UncertaintyCheck:
-    """The monitor that adds to each verdict the reasons to doubt it. A tiled frame is doubted for its deciding tile."""
+    """The monitor that adds to each verdict the reasons to doubt it.
+
+    A tiled frame is doubted for its deciding tile.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -74,21 +86,33 @@ class UncertaintyCheck:
         return min(1, self._settings.novelty + self._settings.disagreement)
 
     def __call__(self, inspection: Inspection) -> Verdict:
-        """The verdict with its doubts, its novelty and its encoders' disagreement, as far as the bundle gives them."""
-        found = self._assess(inspection, inspection.tile, inspection.verdict.label, inspection.verdict.confidence)
-        if self._settings.blank and is_blank(inspection.tiled.photo, _region(inspection.tiled.boxes)):
+        """The verdict with its doubts, its novelty and its encoders' disagreement,
+        as far as the bundle gives them.
+        """
+        found = self._assess(
+            inspection, inspection.tile, inspection.verdict.label, inspection.verdict.confidence
+        )
+        if self._settings.blank and is_blank(
+            inspection.tiled.photo, _region(inspection.tiled.boxes)
+        ):
             found = found._replace(doubts=("blank", *found.doubts))
         return msgspec.structs.replace(inspection.verdict, **found._asdict())
 
     def doubts_of_tile(self, inspection: Inspection, tile: int) -> tuple[Doubt, ...]:
-        """Reasons to doubt a tile as if it were the whole frame; whether it is blank is left out."""
+        """Reasons to doubt a tile as if it were the whole frame;
+        whether it is blank is left out.
+        """
         row = inspection.probabilities[tile]
         return self._assess(
             inspection, tile, inspection.model.manifest.classes[int(row.argmax())], float(row.max())
         ).doubts
 
-    def _assess(self, inspection: Inspection, tile: int, label: str, confidence: float) -> TileUncertainty:
-        limits, outputs, part = self._limits(inspection.model), inspection.outputs, slice(tile, tile + 1)
+    def _assess(
+        self, inspection: Inspection, tile: int, label: str, confidence: float
+    ) -> TileUncertainty:
+        limits = self._limits(inspection.model)
+        outputs = inspection.outputs
+        part = slice(tile, tile + 1)
         reference = inspection.model.predictor.reference
         apart = novelty = None
         if outputs.opinions is not None and outputs.opinions.shape[1] > 1:
@@ -100,7 +124,9 @@ class UncertaintyCheck:
             "disagreement": _exceeds(apart, limits.disagreement),
             "novelty": _exceeds(novelty, limits.novelty),
         }
-        return TileUncertainty(tuple(name for name, doubted in found.items() if doubted), apart, novelty)
+        return TileUncertainty(
+            tuple(name for name, doubted in found.items() if doubted), apart, novelty
+        )
 
     def _limits(self, model: Model) -> Limits:
         if self._cached is None or self._cached[0] is not model:
@@ -114,5 +140,6 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 
 def _region(boxes: Sequence[Box]) -> Box:
     """The area that tiles cover, which begin at its top left and end at its bottom right."""
-    (left, top, *_), (last_left, last_top, width, height) = boxes[0], boxes[-1]
+    (left, top, *_) = boxes[0]
+    (last_left, last_top, width, height) = boxes[-1]
     return Box(left, top, last_left + width - left, last_top + height - top)

@@ -1,1 +1,3 @@
-"""The vertical model in effect: sensors embed each product as it comes, the head predicts from what has arrived."""
+"""The vertical model in effect: sensors embed each product as it comes,
+the head predicts from what has arrived.
+"""

@@ -1,4 +1,6 @@
-"""Reload of a newer bundle in the folder of the one that is served: loaded and tested beside it, then handed over."""
+"""Reload of a newer bundle in the folder of the one that is served:
+loaded and tested beside it, then handed over.
+"""
 
 import logging
 import queue
@@ -25,10 +27,14 @@ class NewModel(NamedTuple, Generic[Model]):
 
 
 class BundleReloader(Generic[Model]):
-    """Puts a `NewModel` into an inbox whenever the folder holds another bundle that can be served."""
+    """Puts a `NewModel` into an inbox whenever the folder holds another bundle that can be
+    served.
+    """
 
     def __init__(self, folder: Path, load: Callable[[Path], Model], inbox: queue.Queue[Any]):
-        self._folder, self._load, self._inbox = folder, load, inbox
+        self._folder = folder
+        self._load = load
+        self._inbox = inbox
         self._seen = b""
         self._failed = 0
         self._end = threading.Event()
@@ -64,4 +70,5 @@ class BundleReloader(Generic[Model]):
             if self._failed == _TRIES:
                 _log.warning("a newer bundle is not served, the last one is: %s", error)
         else:
-            self._seen, self._failed = content, 0
+            self._seen = content
+            self._failed = 0

@@ -1,4 +1,6 @@
-"""Service of the head: prediction of each product from the embeddings that have arrived, and again when more have."""
+"""Service of the head: prediction of each product from the embeddings that have arrived,
+and again when more have.
+"""
 
 import logging
 import queue
@@ -58,7 +60,9 @@ class Prediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Answered(Struct, frozen=True):
-    """What a service leaves to the next one: products that had their final prediction, and of which sensors."""
+    """What a service leaves to the next one: products that had their final prediction,
+    and of which sensors.
+    """
 
     run: str
     products: dict[str, tuple[str, ...]]
@@ -82,13 +86,13 @@ def serve_head(
 ) -> int:
     """Serve until `stop`; return how many products had their final prediction.
 
-    A product's is final when all sensors have reported, or `deadline` seconds after the first one did. Final
-    predictions are appended to `output`, too. At the end, open products get theirs at once, and the folder `memory` is
-    told which had theirs: the next service gives them no other.
+    A product's is final when all sensors have reported, or `deadline` seconds after the first one
+    did. Final predictions are appended to `output`, too. At the end, open products get theirs at
+    once, and the folder `memory` is told which had theirs: the next service gives them no other.
 
     Raises:
-        EdgeNodeError: the bundle or the broker cannot be used at the start, `memory` cannot be written, or another
-            process serves as the head.
+        EdgeNodeError: the bundle or the broker cannot be used at the start, `memory` cannot be
+            written, or another process serves as the head.
     """
     inbox = _Inbox(_INBOX)
     reloader = BundleReloader(bundle, load, inbox)
@@ -100,7 +104,9 @@ def serve_head(
     mqtt.subscribe(topics.products(federation, "+"))
     with mqtt, reloader:
         answered = memory / f"{federation}-answered.json"
-        service = _Service(model, mqtt, output, deadline, _read_answered(answered, model.manifest.run))
+        service = _Service(
+            model, mqtt, output, deadline, _read_answered(answered, model.manifest.run)
+        )
         mqtt.await_subscription(_DRAIN)
         sys.stderr.write(f"ready head, round {model.manifest.round}\n")
         while not stop():
@@ -124,7 +130,9 @@ class _Service:
         closed: Mapping[str, tuple[str, ...]],
     ):
         self.final = 0
-        self._mqtt, self._output, self._deadline = mqtt, output, deadline
+        self._mqtt = mqtt
+        self._output = output
+        self._deadline = deadline
         self._models = deque([model], _KEPT)
         self._collector = EmbeddingCollector(model.manifest.sensors, deadline, closed=closed)
         self._topic = topics.predictions(model.manifest.federation)
@@ -168,7 +176,9 @@ class _Service:
             case Delivery():
                 taken.append(event)
                 sensor = abbreviate(topics.sender(event.topic), 64)
-                if (reason := self._add_embedding(sensor, event.payload, at)) and not event.repeated:
+                if (
+                    reason := self._add_embedding(sensor, event.payload, at)
+                ) and not event.repeated:
                     self._discard(sensor, reason)
             case NewModel(model):
                 self._swap_model(model)
@@ -189,7 +199,9 @@ class _Service:
         return self._collector.add(sensor, frame.product, part)
 
     def _discard(self, sensor: str, reason: str) -> None:
-        """The first is told at once, all are counted; strangers cannot fill the memory with names."""
+        """The first is told at once, all are counted;
+        strangers cannot fill the memory with names.
+        """
         if len(self._discarded) < 1000 and (sensor, reason) not in self._discarded:
             _log.warning("left out a message of %s: %s; others like it are counted", sensor, reason)
             self._discarded[sensor, reason] = 0
@@ -211,12 +223,16 @@ class _Service:
         for index, group in groupby(sorted(due, key=self._nearest), self._nearest):
             batch = list(group)
             for start in range(0, len(batch), _AT_ONCE):
-                self._publish(list(make_predictions(self._models[index], batch[start : start + _AT_ONCE])))
+                self._publish(
+                    list(make_predictions(self._models[index], batch[start : start + _AT_ONCE]))
+                )
 
     def _nearest(self, due: DuePrediction) -> int:
         """Which model is nearest to the rounds of its embeddings; the newest of several."""
         rounds = [part.round for part in due.parts.values()]
-        far = [sum(abs(each.manifest.round - round_) for round_ in rounds) for each in self._models]
+        far = []
+        for each in self._models:
+            far.append(sum(abs(each.manifest.round - round_) for round_ in rounds))
         return max(range(len(far)), key=lambda index: (-far[index], index))
 
     def _publish(self, made: Sequence[Prediction]) -> None:
@@ -234,7 +250,10 @@ class _Service:
     def _count_unpublished(self) -> None:
         if not self._unpublished:
             kept = f"; all are in {self._output}" if self._output else ""
-            _log.warning("predictions come faster than the broker takes them, and some are not published%s", kept)
+            _log.warning(
+                "predictions come faster than the broker takes them, and some are not published%s",
+                kept,
+            )
         self._unpublished += 1
 
     def _write(self, path: Path, lines: bytes) -> None:
@@ -250,7 +269,9 @@ class _Service:
 
 
 def _read_answered(path: Path, run: str) -> dict[str, tuple[str, ...]]:
-    """What the previous service has answered; nothing if it was of another run, or is unreadable."""
+    """What the previous service has answered; nothing if it was of another run,
+    or is unreadable.
+    """
     try:
         before = msgspec.json.decode(path.read_bytes(), type=_Answered)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -262,24 +283,29 @@ def make_predictions(model: HeadModel, due: Sequence[DuePrediction]) -> Iterator
     """Predictions of one model for a batch of products."""
     manifest = model.manifest
     names = [each.name for each in manifest.sensors]
-    present = np.array([[name in each.parts for name in names] for each in due])
+    collected_names = []
+    for one in due:
+        collected_names.append([name in one.parts for name in names])
+    present = np.array(collected_names)
     embeddings = [np.zeros((len(due), each.size), np.float32) for each in manifest.sensors]
     for row, each in enumerate(due):
         for sensor, name in enumerate(names):
             if name in each.parts:
                 embeddings[sensor][row] = each.parts[name].embedding
     made = model.predict(embeddings, present)
-    best, now = made.probabilities.argmax(1), time.monotonic()
+    best = made.probabilities.argmax(1)
+    now = time.monotonic()
     stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
     for row, each in enumerate(due):
         reported = tuple(name for name in names if name in each.parts)
+        expectation = None if made.expectation is None else round(float(made.expectation[row]), 6)
         yield Prediction(
             time=stamp,
             product=each.product,
             answer=each.answer,
             class_=manifest.classes[best[row]],
             probability=round(float(made.probabilities[row, best[row]]), 6),
-            expectation=None if made.expectation is None else round(float(made.expectation[row]), 6),
+            expectation=expectation,
             present=reported,
             absent=tuple(name for name in names if name not in each.parts),
             latency_ms=round(1000 * (now - max(part.at for part in each.parts.values())), 3),

@@ -1,7 +1,8 @@
-"""Bundle of a sensor or head, a folder: graphs by their roles, `manifest.json`, `golden.safetensors`.
+"""Bundle of a sensor or head, a folder: graphs by their roles,
+`manifest.json`, `golden.safetensors`.
 
-A sensor's has the role `sensor`; the head's has `head` and, where an agent decides local iterations, `policy`. Files,
-hashes and signatures are as in `edge.bundle.bundle_format`.
+A sensor's has the role `sensor`; the head's has `head` and, where an agent decides local
+iterations, `policy`. Files, hashes and signatures are as in `edge.bundle.bundle_format`.
 """
 
 import hashlib
@@ -50,7 +51,9 @@ class EmbeddingSource(Struct, frozen=True, kw_only=True):
 
 
 class Golden(Graph, frozen=True, kw_only=True):
-    """Values of all inputs and what the graph must give for them, within `tolerance`: arrays by their names."""
+    """Values of all inputs and what the graph must give for them, within `tolerance`:
+    arrays by their names.
+    """
 
     tolerance: Annotated[float, Meta(gt=0, le=0.1)] = TOLERANCE
 
@@ -64,7 +67,8 @@ class Description(Struct, frozen=True, kw_only=True):
     role: Literal["sensor", "head"]
     model: str  # of the sensors (trainer.vfl.networks)
     round: Period
-    sensors: Annotated[tuple[EmbeddingSource, ...], Meta(min_length=1, max_length=64)]  # of a sensor's bundle: itself
+    # of a sensor's bundle: itself
+    sensors: Annotated[tuple[EmbeddingSource, ...], Meta(min_length=1, max_length=64)]
     classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
     reading: Literal["class", "expectation"] = "class"
     columns: tuple[str, ...] = ()  # of a sensor's rows, in the order of its samples
@@ -73,7 +77,8 @@ class Description(Struct, frozen=True, kw_only=True):
     cycles: Annotated[int, Meta(ge=1, le=10_000)] = 1
     channel: Channel = Channel()  # that is simulated on the way to the head
     privacy: Privacy = Privacy()
-    low: tuple[float, ...] = ()  # range of each number of its embeddings in that round, which the channel goes by
+    # range of each number of its embeddings in that round, which the channel goes by
+    low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     deviation: float = 0.0  # of all of them
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0  # of the simulated channel
@@ -81,7 +86,10 @@ class Description(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Description, frozen=True, kw_only=True):
-    """`manifest.json`: the description, and the files by their hashes. Fields may be added with a default."""
+    """`manifest.json`: the description, and the files by their hashes.
+
+    Fields may be added with a default.
+    """
 
     format: int = FORMAT
     software: str
@@ -106,28 +114,34 @@ def write_bundle(
     golden: Mapping[str, Array | NDArray[np.bool_]],
     signing: Signing | None = None,
 ) -> Manifest:
-    """Write a bundle with these graphs by role, in one step as others see it; one that is there is replaced.
+    """Write a bundle with these graphs by role, in one step as others see it;
+    one that is there is replaced.
 
-    `golden` holds inputs and outputs of the graph of the description's role. UsageError when `folder` is no bundle.
+    `golden` holds inputs and outputs of the graph of the description's role. UsageError when
+    `folder` is no bundle.
     """
     files = {f"{role}.onnx": graph for role, graph in graphs.items()}
     files[GOLDEN] = save({name: np.ascontiguousarray(value) for name, value in golden.items()})
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    version_or_zero = next_version(folder) if signing else 0
+    expires = signing.expires if signing else None
     manifest = Manifest(
         **{name: getattr(description, name) for name in Description.__struct_fields__},
         software=version("edge-node"),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         roles={role: Graph(file=f"{role}.onnx", sha256=digests[f"{role}.onnx"]) for role in graphs},
         golden=Golden(file=GOLDEN, sha256=digests[GOLDEN]),
-        version=next_version(folder) if signing else 0,
-        expires=signing.expires if signing else None,
+        version=version_or_zero,
+        expires=expires,
     )
     write_files(folder, files, manifest, signing)
     return manifest
 
 
 def read_bundle(folder: Path, verifier: Verifier | None = None) -> Bundle:
-    """A bundle whose files are those of its manifest, which `verifier` has verified; BundleError if it is none."""
+    """A bundle whose files are those of its manifest, which `verifier` has verified;
+    BundleError if it is none.
+    """
     if verifier is None:
         manifest = parse_manifest(folder, load_manifest(folder))
         return _complete(folder, manifest)
@@ -150,10 +164,14 @@ def parse_manifest(folder: Path, content: bytes) -> Manifest:
     path = folder / MANIFEST
     try:
         if not check_format(path, content):
-            raise BundleError(f"{path} is not a bundle of a sensor or head", "serve it with edge-node serve")
+            raise BundleError(
+                f"{path} is not a bundle of a sensor or head", "serve it with edge-node serve"
+            )
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is damaged: {error}", _EXPORT) from error
     if manifest.role not in manifest.roles:
-        raise BundleError(f"{path} contradicts itself: no graph of the role {manifest.role}", _EXPORT)
+        raise BundleError(
+            f"{path} contradicts itself: no graph of the role {manifest.role}", _EXPORT
+        )
     return manifest

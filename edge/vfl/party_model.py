@@ -37,7 +37,8 @@ class _Graph:
                 self._session = onnxruntime.InferenceSession(
                     path, session_options(threads), providers=["CPUExecutionProvider"]
                 )
-            except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
+            # onnxruntime has a dozen exceptions of its own, with no common base
+            except Exception as error:
                 raise explain_scarcity(error) or BundleError(
                     f"{bundle.folder / graph.file} cannot be loaded: {error}", _EXPORT
                 ) from error
@@ -49,19 +50,27 @@ class _Graph:
             values = load(path.read_bytes())
         names = [each.name for each in self._session.get_outputs()]
         try:
-            found = self._session.run(names, {each.name: values[each.name] for each in self._session.get_inputs()})
-            whole = all(_near(each, values[name], golden.tolerance) for name, each in zip(names, found, strict=True))
+            found = self._session.run(
+                names, {each.name: values[each.name] for each in self._session.get_inputs()}
+            )
+            whole = all(
+                _near(each, values[name], golden.tolerance)
+                for name, each in zip(names, found, strict=True)
+            )
         except Exception as error:  # onnxruntime's own, or a value that is not there
             raise BundleError(f"{bundle.folder} does not compute: {error}", _EXPORT) from error
         if not whole:
             raise BundleError(
-                f"{bundle.folder} fails its self-test: its graph does not give the golden values", _EXPORT
+                f"{bundle.folder} fails its self-test: its graph does not give the golden values",
+                _EXPORT,
             )
 
 
 def _near(found: Array, expected: Array, tolerance: float) -> bool:
     scale = max(1.0, float(np.abs(expected).max(initial=0)))
-    return found.shape == expected.shape and bool(np.all(np.abs(found - expected) <= tolerance * scale))
+    return found.shape == expected.shape and bool(
+        np.all(np.abs(found - expected) <= tolerance * scale)
+    )
 
 
 class SensorModel(_Graph):
@@ -77,14 +86,18 @@ class HeadModel(_Graph):
     """Compute predictions from embeddings."""
 
     def predict(self, embeddings: Sequence[Array], present: Presence) -> HeadOutput:
-        """Embeddings [N, D_k] of each sensor as received, and which of them count [N, K]; the others may be zeros."""
+        """Embeddings [N, D_k] of each sensor as received, and which of them count [N, K];
+        the others may be zeros.
+        """
         inputs = {f"embedding_{index}": each for index, each in enumerate(embeddings)}
         names = ["probabilities", "expectation"][: 1 + (self.manifest.reading == "expectation")]
         return HeadOutput(*self._session.run(names, {**inputs, "present": present}))
 
 
 def load_sensor(folder: Path, verifier: Verifier | None = None, threads: int = 1) -> SensorModel:
-    """A sensor's model, tested against its golden values; BundleError if it must or can not be used."""
+    """A sensor's model, tested against its golden values;
+    BundleError if it must or can not be used.
+    """
     return SensorModel(_expect(read_bundle(folder, verifier), SENSOR), threads)
 
 

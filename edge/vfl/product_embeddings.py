@@ -1,4 +1,6 @@
-"""Embeddings collected by product until a prediction is due: some sensors are late, gone or lying."""
+"""Embeddings collected by product until a prediction is due: some sensors are late,
+gone or lying.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -29,7 +31,12 @@ class DuePrediction(NamedTuple):
 
 
 Rejection = Literal[
-    "no sensor of this VFL run", "of the wrong length", "not finite", "far too large", "late", "there already"
+    "no sensor of this VFL run",
+    "of the wrong length",
+    "not finite",
+    "far too large",
+    "late",
+    "there already",
 ]
 
 
@@ -44,9 +51,10 @@ class _Open:
 class EmbeddingCollector:
     """Collects embeddings by product. Time comes in from outside: this waits for nothing.
 
-    A product is open from its first embedding until it has all, or `deadline` seconds later; then it has its final
-    prediction, and what comes afterwards is too late. Memory is bounded: of K sensors each may open at most
-    `most` / K products at a time; one that opens more closes its own oldest, so a sensor gone wild harms no other's.
+    A product is open from its first embedding until it has all, or `deadline` seconds later; then
+    it has its final prediction, and what comes afterwards is too late. Memory is bounded: of K
+    sensors each may open at most `most` / K products at a time; one that opens more closes its own
+    oldest, so a sensor gone wild harms no other's.
     """
 
     def __init__(
@@ -56,11 +64,17 @@ class EmbeddingCollector:
         most: int = 4096,
         closed: Mapping[str, Iterable[str]] = {},
     ):
-        """`closed` is what another of these gave at its end: what has had its final prediction gets no other."""
+        """`closed` is what another of these gave at its end:
+        what has had its final prediction gets no other.
+        """
         self._sizes = {each.name: each.size for each in sensors}
-        self._deadline, self._most = deadline, max(1, most // len(sensors))
+        self._deadline = deadline
+        self._most = max(1, most // len(sensors))
         self._open: OrderedDict[str, _Open] = OrderedDict()  # in order of their first embeddings
-        self._begun: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in self._sizes}  # by whom opened
+        # by whom opened
+        self._begun: dict[str, OrderedDict[str, None]] = {
+            name: OrderedDict() for name in self._sizes
+        }
         self._closed = OrderedDict((product, frozenset(had)) for product, had in closed.items())
         self._fresh: dict[str, None] = {}  # open products that have something new
         self._due: list[DuePrediction] = []
@@ -81,11 +95,22 @@ class EmbeddingCollector:
         return None
 
     def take_due(self, now: float) -> list[DuePrediction]:
-        """The predictions to be made by now: final ones, and a partial one of each product that has something new."""
-        while self._open and (oldest := next(iter(self._open))) and now >= self._ends(self._open[oldest]):
+        """The predictions to be made by now: final ones,
+        and a partial one of each product that has something new.
+        """
+        while (
+            self._open
+            and (oldest := next(iter(self._open)))
+            and now >= self._ends(self._open[oldest])
+        ):
             self._close(oldest)
-        partial = [DuePrediction(product, "partial", dict(self._open[product].parts)) for product in self._fresh]
-        found, self._due, self._fresh = [*self._due, *partial], [], {}
+        partial = [
+            DuePrediction(product, "partial", dict(self._open[product].parts))
+            for product in self._fresh
+        ]
+        found = [*self._due, *partial]
+        self._due = []
+        self._fresh = {}
         return found
 
     def next_deadline(self) -> float | None:
@@ -100,7 +125,9 @@ class EmbeddingCollector:
 
     @property
     def closed(self) -> dict[str, tuple[str, ...]]:
-        """The newest products that had their final prediction, and whose embeddings each of them had."""
+        """The newest products that had their final prediction,
+        and whose embeddings each of them had.
+        """
         return {product: tuple(sorted(had)) for product, had in self._closed.items()}
 
     def _fault(self, sensor: str, product: str, embedding: Array) -> Rejection | None:

@@ -1,4 +1,6 @@
-"""Service of a sensor: embedding of each product as its row appears in the file, sent to the head's service."""
+"""Service of a sensor: embedding of each product as its row appears in the file,
+sent to the head's service.
+"""
 
 import logging
 import queue
@@ -25,7 +27,9 @@ _BATCH = 256  # products that are embedded at once
 _DRAIN = 5.0  # seconds to send what is left at the end
 
 Protect = Callable[[Manifest, Array, Sequence[str]], Array]
-"""Protects the embeddings [N, D] of products before they leave the sensor; simulates a channel, if one is set."""
+"""Protects the embeddings [N, D] of products before they leave the sensor;
+simulates a channel, if one is set.
+"""
 
 
 def serve_sensor(
@@ -38,18 +42,20 @@ def serve_sensor(
 ) -> int:
     """Serve until `stop`; return how many products were embedded.
 
-    What the file holds at the start was there before, and gives only the history of samples. While the broker is away,
-    products wait in the file.
+    What the file holds at the start was there before, and gives only the history of samples. While
+    the broker is away, products wait in the file.
 
     Raises:
-        EdgeNodeError: the bundle, the file or the broker cannot be used at the start, or the file any more; or another
-            process serves this sensor.
+        EdgeNodeError: the bundle, the file or the broker cannot be used at the start, or the file
+            any more; or another process serves this sensor.
     """
     inbox: queue.Queue[Any] = queue.Queue()
     reloader = BundleReloader(bundle, load, inbox)
     model = reloader.load_first()
     manifest = model.manifest
-    samples = Samples(RowFile(rows, manifest.columns, manifest.product, manifest.unit), manifest.cycles)
+    samples = Samples(
+        RowFile(rows, manifest.columns, manifest.product, manifest.unit), manifest.cycles
+    )
     samples.refresh()
     done = samples.count
     for newest in samples.since(done - 1):
@@ -69,9 +75,15 @@ def serve_sensor(
 
 
 class _Service:
-    def __init__(self, model: SensorModel, samples: Samples, mqtt: MqttClient, protect: Protect, done: int):
+    def __init__(
+        self, model: SensorModel, samples: Samples, mqtt: MqttClient, protect: Protect, done: int
+    ):
         self.sent = 0
-        self._model, self._samples, self._mqtt, self._protect, self._done = model, samples, mqtt, protect, done
+        self._model = model
+        self._samples = samples
+        self._mqtt = mqtt
+        self._protect = protect
+        self._done = done
         self._topic = topics.products(model.manifest.federation, model.manifest.node)
 
     def handle_event(self, inbox: queue.Queue[Any]) -> None:
@@ -104,7 +116,9 @@ class _Service:
         samples, _ = self._samples.get(products)
         embedded = self._protect(manifest, self._model.embed(samples), products)
         for product, row in zip(products, embedded, strict=True):
-            frame = Embedded(run=manifest.run, round=manifest.round, product=product, embedding=row.tobytes())
+            frame = Embedded(
+                run=manifest.run, round=manifest.round, product=product, embedding=row.tobytes()
+            )
             self._mqtt.publish(self._topic, encode_frame(frame))
         self.sent += len(products)
 
@@ -113,7 +127,10 @@ class _Service:
             self._model = model
             sys.stderr.write(f"now with the model of round {model.manifest.round}\n")
         else:
-            _log.warning("a newer bundle takes other samples than the one that is served: start this service again")
+            _log.warning(
+                "a newer bundle takes other samples than the one that is served: start this "
+                "service again"
+            )
 
 
 def _input(manifest: Manifest) -> tuple[object, ...]:

@@ -14,10 +14,13 @@ Metric = Literal["accuracy", "f1", "own", "everyone"]  # of `NodeResult`
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How a data set is shared among nodes; fields and options of `partition.Scheme` but for the seed."""
+    """How a data set is shared among nodes; fields and options of `partition.Scheme` but for the
+    seed.
+    """
 
     dataset: str  # its name in tables
-    images: str  # SHA-256 of the pairs (digest, class) of the catalogue: which images, not where they lie
+    # SHA-256 of the pairs (digest, class) of the catalogue: which images, not where they lie
+    images: str
     partition: str
     nodes: int = 5
     samples: int = 10
@@ -30,10 +33,13 @@ class Cell(FederationCell[Setting], frozen=True, kw_only=True):
     """One federation; `weights` is the SHA-256 of the first broadcast's encoder."""
 
     head: Literal["statistics"] | UnsetType = UNSET  # unset: the classifier that the method trains
-    pooled: Literal[True] | UnsetType = UNSET  # all nodes' training images in one place: what sharing them would give
-    codec: Codec | UnsetType = UNSET  # unset: none, as in all results from before there was a choice
+    # all nodes' training images in one place: what sharing them would give
+    pooled: Literal[True] | UnsetType = UNSET
+    # unset: none, as in all results from before there was a choice
+    codec: Codec | UnsetType = UNSET
     privacy: dict[str, str] | UnsetType = UNSET  # as `--privacy` takes it; unset: none
-    embed: Literal[True] | UnsetType = UNSET  # whether features of held-out images are projected to two dimensions
+    # whether features of held-out images are projected to two dimensions
+    embed: Literal[True] | UnsetType = UNSET
 
 
 class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +52,13 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
     f1: float  # macro, over its own classes; likewise
     # Since both views are told; unset in results from before.
     own: float | UnsetType = UNSET  # accuracy where only its own classes are candidates
-    everyone: float | UnsetType = UNSET  # accuracy on the held-out images of all nodes, all classes being candidates
+    # accuracy on the held-out images of all nodes, all classes being candidates
+    everyone: float | UnsetType = UNSET
     labels: bytes | UnsetType = UNSET  # uint8 [tested]: class of each held-out image, by alphabet
-    log_probabilities: bytes | UnsetType = UNSET  # float16 [tested, classes] for the same images, row by row
-    history: dict[str, list[float | None]]  # of each metric: a value a round, None where it was not measured
+    # float16 [tested, classes] for the same images, row by row
+    log_probabilities: bytes | UnsetType = UNSET
+    # of each metric: a value a round, None where it was not measured
+    history: dict[str, list[float | None]]
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +76,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     nodes: list[NodeResult]
     embeddings: list[Embedding] | UnsetType = UNSET  # where the cell asks for them
-    bytes: tuple[int, int] | UnsetType = UNSET  # that a node sent and received, where there is a codec
+    # that a node sent and received, where there is a codec
+    bytes: tuple[int, int] | UnsetType = UNSET
     seconds: float
     machine: str  # processor or accelerator: times compare within one machine only
 

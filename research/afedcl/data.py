@@ -16,12 +16,16 @@ class Inputs(NamedTuple):
     """What some cells need, free of paths: it can be sent to other processes and machines."""
 
     catalogues: Mapping[str, Catalogue]  # by `Setting.images`
-    images: Mapping[tuple[str, int], LabelledImages]  # by that and the size, in the catalogue's order
+    # by that and the size, in the catalogue's order
+    images: Mapping[tuple[str, int], LabelledImages]
     encoders: Mapping[str, Arrays]  # by `Cell.weights`
 
 
 class Sources:
-    """Data sets and initial weights. Images and encoders are read once, when they are first needed."""
+    """Data sets and initial weights.
+
+    Images and encoders are read once, when they are first needed.
+    """
 
     def __init__(self, folders: Mapping[str, Path], weights: Mapping[str, str]):
         """`folders` by the data set's name; `weights` (a name or a file) by model."""
@@ -47,7 +51,9 @@ class Sources:
         return Inputs(
             {cell.setting.images: self._catalogues[cell.setting.images] for cell in cells},
             {
-                (images, size): class_folders.load(self._catalogues[images], self._catalogues[images].classes, size)
+                (images, size): class_folders.load(
+                    self._catalogues[images], self._catalogues[images].classes, size
+                )
                 for images, size in {(cell.setting.images, cell.size) for cell in cells}
             },
             {cell.weights: self._encoders[cell.weights] for cell in cells},

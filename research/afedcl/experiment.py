@@ -35,7 +35,9 @@ class AFedCLOrder(Order):
     size: int = 0
 
 
-def plan(order: AFedCLOrder, finished: Iterable[Finished], show: progress.Report) -> Grid[Cell, Finished]:
+def plan(
+    order: AFedCLOrder, finished: Iterable[Finished], show: progress.Report
+) -> Grid[Cell, Finished]:
     """Read images and weights, and lay out the grid.
 
     Raises:
@@ -46,11 +48,14 @@ def plan(order: AFedCLOrder, finished: Iterable[Finished], show: progress.Report
     weights = _weights(order)
     show(progress.Step(what="reading images and weights"))
     sources = Sources(order.data, weights)
-    candidates = _BACKBONES if order.name == "fig9" else ()  # whether weights can be downloaded takes a while to say
+    # whether weights can be downloaded takes a while to say
+    candidates = _BACKBONES if order.name == "fig9" else ()
     preset = PRESETS[order.preset]
     plan = Plan(
         preset=preset._replace(
-            size=order.size or preset.size, rounds=order.rounds or preset.rounds, seeds=order.seeds or preset.seeds
+            size=order.size or preset.size,
+            rounds=order.rounds or preset.rounds,
+            seeds=order.seeds or preset.seeds,
         ),
         images=sources.images,
         model=order.model,
@@ -64,12 +69,18 @@ def plan(order: AFedCLOrder, finished: Iterable[Finished], show: progress.Report
     if not preset.learning_rate:
         plan = plan._replace(tuned=_tuned(plan, finished))
     if order.name not in ("tune", "factors"):
-        tuned = "as tuned" if plan.tuned else "with its defaults: there is no tuning of them all yet"
+        tuned = (
+            "as tuned" if plan.tuned else "with its defaults: there is no tuning of them all yet"
+        )
         if preset.learning_rate:
             tuned = f"with the paper's learning rate of {preset.learning_rate:g}, untuned"
         show(progress.Note(text=f"every method is run {tuned}"))
     if left_out := [name for name in candidates if name not in plan.backbones]:
-        show(progress.Note(text=f"left out, since their weights are out of reach: {', '.join(left_out)}"))
+        show(
+            progress.Note(
+                text=f"left out, since their weights are out of reach: {', '.join(left_out)}"
+            )
+        )
     cells = GRIDS[order.name](plan)
     return Grid(cells, sources.inputs, partial(report, order.name, cells))
 
@@ -80,7 +91,9 @@ def report(name: str, cells: Sequence[Cell], found: Mapping[str, Finished]) -> R
     words, made = tables.make(name, finished)
     conditions = labels.conditions(each.cell for each in finished)
     return Report(
-        [" ".join([conditions, *words])], made, partial(figures.draw, name, finished) if name in figures.DRAWN else None
+        [" ".join([conditions, *words])],
+        made,
+        partial(figures.draw, name, finished) if name in figures.DRAWN else None,
     )
 
 
@@ -89,7 +102,10 @@ def describe(cell: Cell) -> str:
     setting = cell.setting
     method = f"{cell.method} {cell.codec}" if cell.codec else cell.method
     method += f" epsilon {cell.privacy['epsilon']}" if cell.privacy else ""
-    return f"{method}, {setting.dataset} {setting.partition} {setting.samples}, {cell.model}, seed {cell.seed}"
+    return (
+        f"{method}, {setting.dataset} {setting.partition} {setting.samples}, {cell.model}, seed "
+        f"{cell.seed}"
+    )
 
 
 def _metrics(finished: Finished) -> dict[str, float | None]:
@@ -105,7 +121,9 @@ AFEDCL = Paper(reported.TITLES, DATASETS, Finished, plan, run_cell, describe, _m
 
 def _training(preset: Preset, weights: str) -> Training:
     training = suited_training(weights)
-    return msgspec.structs.replace(training, learning_rate=preset.learning_rate or training.learning_rate)
+    return msgspec.structs.replace(
+        training, learning_rate=preset.learning_rate or training.learning_rate
+    )
 
 
 def _tuned(plan: Plan, finished: Iterable[Finished]) -> dict[str, Trial]:
@@ -113,12 +131,16 @@ def _tuned(plan: Plan, finished: Iterable[Finished]) -> dict[str, Trial]:
         same = (cell.model, cell.size) == (plan.model, plan.preset.size)
         return same and cell.weights == plan.encoder(plan.model, cell.seed)
 
-    return tuning.choose((*plan.preset.methods, *plan.preset.others), plan.training, finished, is_comparable)
+    return tuning.choose(
+        (*plan.preset.methods, *plan.preset.others), plan.training, finished, is_comparable
+    )
 
 
 def _weights(order: AFedCLOrder) -> dict[str, str]:
     """Initial weights by model; those that are not given are of the same kind."""
-    given = {model or order.model: weights for model, weights in parse_weights(order.weights).items()}
+    given = {
+        model or order.model: weights for model, weights in parse_weights(order.weights).items()
+    }
     main = given.get(order.model) or choose_weights(order.model)
     others = main if main in ("none", "surface", "imagenet") else "imagenet"
     return {**dict.fromkeys(FEATURES, others), order.model: main, **given}

@@ -57,7 +57,9 @@ def vary(base: Cell, change: Change) -> Cell:
 def difference(base: Cell, cell: Cell) -> str:
     """In what a cell differs from its base, as `name value` pairs; empty if in nothing."""
     before, after = _flat(base), _flat(cell)
-    return ", ".join(f"{name} {value}" for name, value in after.items() if before.get(name) != value)
+    return ", ".join(
+        f"{name} {value}" for name, value in after.items() if before.get(name) != value
+    )
 
 
 def _flat(cell: Cell) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Figures of the paper (Cui et al., 2024); the last series, the complete AFedCL, is the reference."""
+"""Figures of the paper (Cui et al., 2024); the last series, the complete AFedCL,
+is the reference.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 _T_SNE = "t-SNE of features of held-out images: distances between clusters mean nothing."
 _STARS = (
-    "Mean over nodes and seeds; a star where a curve comes within a point of its end for good. Seconds of one core, "
-    "by python -m benchmarks.rounds_of_methods."
+    "Mean over nodes and seeds; a star where a curve comes within a point of its end for good. "
+    "Seconds of one core, by python -m benchmarks.rounds_of_methods."
 )
 _VIEWS: dict[Metric, tuple[str, bool]] = {
     "everyone": ("s", True),
@@ -27,8 +29,14 @@ _VIEWS: dict[Metric, tuple[str, bool]] = {
     "own": ("o", True),
 }  # as drawn
 _ENCODER = 9.1  # MB of MobileNetV2, sent each round
-_SUMS = {0: 6.7, 256: 0.3}  # MB of the consensus head's message, by number of directions; 0: all features
-_ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
+# MB of the consensus head's message, by number of directions; 0: all features
+_SUMS = {0: 6.7, 256: 0.3}
+_ACROSS = {
+    "images": "training images a node",
+    "lambda": "lambda",
+    "network": "network",
+    "nodes": "nodes",
+}
 
 
 def draw(name: str, finished: Sequence[Finished]) -> tuple["Figure", str]:
@@ -47,7 +55,9 @@ def draw(name: str, finished: Sequence[Finished]) -> tuple["Figure", str]:
 
 def _features(finished: Sequence[Finished]) -> "Figure":
     """Fig. 7: nodes below one another, methods side by side, a colour for each class."""
-    found = [(each.cell.method, embedding) for each in finished for embedding in each.embeddings or ()]
+    found = [
+        (each.cell.method, embedding) for each in finished for embedding in each.embeddings or ()
+    ]
     methods = sorted({method for method, _ in found}, key=labels.rank)
     nodes = sorted({embedding.node for _, embedding in found})
     classes = sorted({name for _, embedding in found for name in embedding.labels})
@@ -85,23 +95,52 @@ def _curves(panels: Sequence[Panel]) -> tuple["Figure", str]:
 
 
 def _regression(panels: Sequence[Panel]) -> tuple["Figure", str]:
-    """Fig. 5: the fusion weight over L_D, a point for each node, seed and setting; a column for each variant."""
+    """Fig. 5: the fusion weight over L_D, a point for each node, seed and setting;
+    a column for each variant.
+    """
     names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
     figure, grid = style.grid(1, len(names), 4.6, 3.8)
     for axes, name in zip(grid[0], names, strict=True):
-        variant = {panel.title: series for panel in panels for series in panel.series if series.name == name}
+        variant = {
+            panel.title: series
+            for panel in panels
+            for series in panel.series
+            if series.name == name
+        }
         for number, (title, series) in enumerate(variant.items()):
             x, y = last_pairs(series.results)
-            axes.scatter(x, y, s=22, color=style.COLOURS[number % 7], marker=style.MARKERS[number % 8], label=title)
+            axes.scatter(
+                x,
+                y,
+                s=22,
+                color=style.COLOURS[number % 7],
+                marker=style.MARKERS[number % 8],
+                label=title,
+            )
         x, y = last_pairs(result for series in variant.values() for result in series.results)
         told = name
         if fit := statistics.regress(x, y):
             ends = np.array([min(x), max(x)])
-            axes.plot(ends, fit.intercept + fit.slope * ends, color=style.REFERENCE, label="regression line")
+            axes.plot(
+                ends,
+                fit.intercept + fit.slope * ends,
+                color=style.REFERENCE,
+                label="regression line",
+            )
             told = f"{name}\nslope {fit.slope:.3f} ± {fit.half:.3f}, {len(x)} points"
-        axes.set(title=told, xlabel="discrimination loss L_D", ylabel="fusion weight A_k of the global features")
+        axes.set(
+            title=told,
+            xlabel="discrimination loss L_D",
+            ylabel="fusion weight A_k of the global features",
+        )
     style.legend(figure, grid)
-    return figure, "A point is a node after the last round; the slope's 95 % interval takes points as independent."
+    return (
+        figure,
+        (
+            "A point is a node after the last round; the slope's 95 % interval takes points as "
+            "independent."
+        ),
+    )
 
 
 def _lambdas(panels: Sequence[Panel]) -> tuple["Figure", str]:
@@ -139,7 +178,9 @@ def _bars(panels: Sequence[Panel]) -> tuple["Figure", str]:
             style.bars(axes, left, means, deviations, width, _colour(number, panel), series.name)
         axes.set_xticks(range(len(panel.xs)), map(str, panel.xs))
         axes.grid(axis="x", visible=False)
-        axes.set(title=panel.title, xlabel=_ACROSS[panel.across], ylabel="accuracy %", ylim=(0, 105))
+        axes.set(
+            title=panel.title, xlabel=_ACROSS[panel.across], ylabel="accuracy %", ylim=(0, 105)
+        )
     style.legend(figure, grid)
     return figure, "Mean over seeds; bars are a standard deviation over seeds."
 
@@ -149,7 +190,9 @@ def _table2(panels: Sequence[Panel]) -> tuple["Figure", str]:
     settings = [(panel, x) for panel in panels for x in panel.xs]
     across = min(3, len(settings))
     rows = max(len(panel.series) for panel in panels)
-    figure, grid = style.grid(math.ceil(len(settings) / across), across, 3.6, 0.8 + 0.26 * rows, sharex=True)
+    figure, grid = style.grid(
+        math.ceil(len(settings) / across), across, 3.6, 0.8 + 0.26 * rows, sharex=True
+    )
     for axes in grid.flat[len(settings) :]:
         axes.set_visible(False)
     for axes, (panel, x) in zip(grid.flat, settings, strict=False):
@@ -158,16 +201,24 @@ def _table2(panels: Sequence[Panel]) -> tuple["Figure", str]:
             colour = style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[0]
             for view, (marker, fill) in _VIEWS.items() if x in series.entries else ():
                 means, deviations = _spreads(series, [x], view)
-                options = {"color": colour, "mfc": colour if fill else "white", "capsize": 3, "ms": 6}
+                options = {
+                    "color": colour,
+                    "mfc": colour if fill else "white",
+                    "capsize": 3,
+                    "ms": 6,
+                }
                 axes.errorbar(means, [height], xerr=deviations, fmt=marker, **options)
-            if printed := reported.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)):
+            if printed := reported.TABLE_II.get(
+                (panel.dataset, panel.partition, int(x), series.method)
+            ):
                 axes.plot(printed.accuracy, height, "D", mfc="none", mec="#777777", ms=5)
         axes.set_yticks(range(len(panel.series), 0, -1), [series.name for series in panel.series])
         axes.set(title=f"{panel.title}, {panel.column(x)}", xlabel="accuracy %")
         axes.xaxis.set_tick_params(labelbottom=True)
     words = (
-        "Means over seeds, bars a standard deviation. Filled dots: own classes; filled squares: all classes and nodes; "
-        "hollow dots: the paper's view; hollow diamonds: the paper's numbers."
+        "Means over seeds, bars a standard deviation. Filled dots: own classes; filled squares: "
+        "all classes and nodes; hollow dots: the paper's view; hollow diamonds: the paper's "
+        "numbers."
     )
     return figure, words
 
@@ -182,51 +233,86 @@ def _consensus(panels: Sequence[Panel]) -> tuple["Figure", str]:
             for series in panel.series:
                 if series.method == "local":
                     mean = statistics.spread(100 * each.mean(view) for each in series.results).mean
-                    axes.axhline(mean, color="#666666", lw=1, ls=":", label=f"{series.name}, sends nothing")
+                    axes.axhline(
+                        mean, color="#666666", lw=1, ls=":", label=f"{series.name}, sends nothing"
+                    )
                     continue
                 sent, means, deviations = _over_bytes(series, view)
                 options = {
                     "color": style.REFERENCE
                     if series.method == "gaussian"
                     else style.COLOURS[methods.index(series.method) % 7],
-                    "fmt": "*-" if series.method == "gaussian" else "s" if "+" in series.name else "o-",
+                    "fmt": "*-"
+                    if series.method == "gaussian"
+                    else "s"
+                    if "+" in series.name
+                    else "o-",
                     "ms": 11 if series.method == "gaussian" else 5,
                 }
-                axes.errorbar(sent, means, deviations, capsize=2, lw=1, label=series.name, **options)
+                axes.errorbar(
+                    sent, means, deviations, capsize=2, lw=1, label=series.name, **options
+                )
         column[0].set_title(f"{panel.title}, {panel.column(panel.xs[0])}")
         column[0].set_ylabel("own classes, accuracy %")
-        column[1].set(xlabel="MB that a node sends, all rounds", ylabel="all classes, accuracy %", xscale="log")
+        column[1].set(
+            xlabel="MB that a node sends, all rounds",
+            ylabel="all classes, accuracy %",
+            xscale="log",
+        )
     style.legend(figure, grid)
     return (
         figure,
-        "Mean over seeds, bars a standard deviation. Among all classes models were judged after the last round.",
+        (
+            "Mean over seeds, bars a standard deviation. Among all classes models were judged "
+            "after the last round."
+        ),
     )
 
 
 def _over_bytes(series: Series, view: Metric) -> tuple[list[float], list[float], list[float]]:
-    """MB sent, means and deviations in percent: of own classes in all rounds that were judged, else of the last one."""
+    """MB sent, means and deviations in percent:
+    of own classes in all rounds that were judged, else of the last one.
+    """
     results = list(series.results)
     cell = results[0].cell
-    sums = _SUMS[int(cell.options.get("dimensions", 0))] if cell.head or cell.method == "gaussian" else 0.0
+    sums = (
+        _SUMS[int(cell.options.get("dimensions", 0))]
+        if cell.head or cell.method == "gaussian"
+        else 0.0
+    )
     rounds = [cell.rounds]
     runs = np.array([[100 * each.mean(view)] for each in results])
     if view == "own" and not sums:
-        histories = np.array([[node.history["accuracy"] for node in each.nodes] for each in results], float).mean(1)
+        histories = np.array(
+            [[node.history["accuracy"] for node in each.nodes] for each in results], float
+        ).mean(1)
         rounds = [int(place) + 1 for place in np.flatnonzero(~np.isnan(histories).any(0))]
         runs = 100 * histories[:, [place - 1 for place in rounds]]
     sent = [sums + (round_ * _ENCODER if cell.method != "gaussian" else 0) for round_ in rounds]
     found = [statistics.spread(run) for run in runs.T]
-    return sent, [each.mean for each in found], [0.0 if each.size == 1 else each.deviation for each in found]
+    return (
+        sent,
+        [each.mean for each in found],
+        [0.0 if each.size == 1 else each.deviation for each in found],
+    )
 
 
 def _scarce(finished: Sequence[Finished]) -> "Figure":
-    """Accuracy over what training costs a node, a column for each setting in which all methods' rounds were judged."""
+    """Accuracy over what training costs a node,
+    a column for each setting in which all methods' rounds were judged.
+    """
     curves = scarce_tables.curves(each for each in finished if not each.cell.pooled)
-    judged = {place for (variant, place), curve in curves.items() if variant == RECOMMENDED and len(curve) > 1}
+    judged = {
+        place
+        for (variant, place), curve in curves.items()
+        if variant == RECOMMENDED and len(curve) > 1
+    }
     places = sorted(judged, key=scarce_tables.Place.order)
     methods = sorted({variant for variant, place in curves if place in judged}, key=labels.rank)
     colours = {"local": "#666666", RECOMMENDED: style.REFERENCE}
-    colours |= dict(zip((each for each in methods if each not in colours), style.COLOURS, strict=False))
+    colours |= dict(
+        zip((each for each in methods if each not in colours), style.COLOURS, strict=False)
+    )
     figure, grid = style.grid(2, max(1, len(places)), 4.6, 2.9)
     for place, column in zip(places, grid.T, strict=False):
         for method in methods:
@@ -234,21 +320,43 @@ def _scarce(finished: Sequence[Finished]) -> "Figure":
             costs = [scarce_tables.cost(method, round_) for round_ in curve]
             for axes, paid in zip(column, zip(*costs, strict=True), strict=False):
                 if not any(paid):
-                    axes.axhline(curve[max(curve)], color=colours[method], lw=1, ls=":", label=labels.METHODS[method])
+                    axes.axhline(
+                        curve[max(curve)],
+                        color=colours[method],
+                        lw=1,
+                        ls=":",
+                        label=labels.METHODS[method],
+                    )
                     continue
-                axes.plot(paid, curve.values(), "o-", ms=3, lw=1, color=colours[method], label=labels.METHODS[method])
+                axes.plot(
+                    paid,
+                    curve.values(),
+                    "o-",
+                    ms=3,
+                    lw=1,
+                    color=colours[method],
+                    label=labels.METHODS[method],
+                )
                 if len(curve) > 1:
                     settled = [*curve].index(scarce_tables.settles(curve))
-                    axes.plot(paid[settled], [*curve.values()][settled], "*", ms=11, color=colours[method])
+                    axes.plot(
+                        paid[settled], [*curve.values()][settled], "*", ms=11, color=colours[method]
+                    )
         column[0].set_title(str(place))
-        column[0].set(xlabel="MB that a node has sent", ylabel="own classes, accuracy %", xscale="log")
-        column[1].set(xlabel="seconds that it has computed", ylabel="own classes, accuracy %", xscale="log")
+        column[0].set(
+            xlabel="MB that a node has sent", ylabel="own classes, accuracy %", xscale="log"
+        )
+        column[1].set(
+            xlabel="seconds that it has computed", ylabel="own classes, accuracy %", xscale="log"
+        )
     style.legend(figure, grid)
     return figure
 
 
 def _codecs(finished: Sequence[Finished]) -> "Figure":
-    """Accuracy over bytes, a line for each method from its coarsest codec to none, a column for each data set."""
+    """Accuracy over bytes, a line for each method from its coarsest codec to none,
+    a column for each data set.
+    """
     results = codec_tables.arrange(finished)
     figure, grid = style.grid(2, len(results), 4.6, 2.9, sharex=True)
     for (dataset, rows), column in zip(results.items(), grid.T, strict=True):
@@ -268,24 +376,39 @@ def _codecs(finished: Sequence[Finished]) -> "Figure":
                 xs, ys, names = zip(*points, strict=True)
                 axes.plot(xs, ys, "o-", ms=4, lw=1, color=colour, label=labels.METHODS[method])
                 for x, y, codec in zip(xs, ys, names, strict=True):
-                    axes.annotate(codec, (x, y), (0, 4), textcoords="offset points", fontsize=7, ha="center")
+                    axes.annotate(
+                        codec, (x, y), (0, 4), textcoords="offset points", fontsize=7, ha="center"
+                    )
         column[0].set(title=dataset, ylabel="own classes, accuracy %")
-        column[1].set(xlabel="MB that a node has sent and received", ylabel="all classes, accuracy %", xscale="log")
+        column[1].set(
+            xlabel="MB that a node has sent and received",
+            ylabel="all classes, accuracy %",
+            xscale="log",
+        )
     style.legend(figure, grid)
     return figure
 
 
 _Drawer = Callable[[Sequence[Panel]], tuple["Figure", str]]  # and what it shows, in words
 _COMPARISONS: dict[str, _Drawer] = {
-    "table2": _table2, "fig4": _curves, "fig5": _regression, "fig8": _lambdas, "fig9": _bars, "fig10": _bars,
+    "table2": _table2,
+    "fig4": _curves,
+    "fig5": _regression,
+    "fig8": _lambdas,
+    "fig9": _bars,
+    "fig10": _bars,
     "consensus": _consensus,
-}  # fmt: skip
+}
 DRAWN = {*_COMPARISONS, "codecs", "fig7", "scarce"}
 
 
-def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, colour: str, label: str) -> None:
+def _band(
+    axes: "Axes", results: Iterable[Finished], metric: str, scale: float, colour: str, label: str
+) -> None:
     """Mean over seeds of the mean over nodes, in the rounds that all of them measured."""
-    runs = [[node.history[metric] for node in each.nodes if metric in node.history] for each in results]
+    runs = [
+        [node.history[metric] for node in each.nodes if metric in node.history] for each in results
+    ]
     values = np.array([np.mean(np.array(run, float), axis=0) for run in runs if run]) * scale
     if not values.size:
         return
@@ -293,14 +416,24 @@ def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, 
     style.band(axes, rounds + 1, values[:, rounds], colour, label)
 
 
-def _spreads(series: Series, xs: Iterable[X], view: Metric = "accuracy") -> tuple[list[float], list[float]]:
+def _spreads(
+    series: Series, xs: Iterable[X], view: Metric = "accuracy"
+) -> tuple[list[float], list[float]]:
     """Means and deviations in percent; a single seed has no deviation."""
-    found = [statistics.spread(100 * each.mean(view) for each in series.entries[x].values()) for x in xs]
-    return [each.mean for each in found], [0.0 if each.size == 1 else each.deviation for each in found]
+    found = [
+        statistics.spread(100 * each.mean(view) for each in series.entries[x].values()) for x in xs
+    ]
+    return [each.mean for each in found], [
+        0.0 if each.size == 1 else each.deviation for each in found
+    ]
 
 
 def _colour(number: int, panel: Panel) -> str:
-    return style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[number % len(style.COLOURS)]
+    return (
+        style.REFERENCE
+        if number == len(panel.series) - 1
+        else style.COLOURS[number % len(style.COLOURS)]
+    )
 
 
 def _row(panels: Sequence[Panel], width: float) -> tuple["Figure", Any]:

@@ -16,7 +16,8 @@ from research.runner.tuning import Pool, Trial
 from trainer.federation.simulation import Device
 from trainer.methods import RECOMMENDED, complete_options, make
 
-METHODS = ("local", "fedavg", "fedprox", "fedper", "fedrep", "ditto", "fedala", "afedcl")  # the paper's
+# the paper's
+METHODS = ("local", "fedavg", "fedprox", "fedper", "fedrep", "ditto", "fedala", "afedcl")
 RELATIVES = ("fedbn", "scaffold", "fednova", "fenda")
 PARTITIONS = ("disjoint", "dirichlet")
 
@@ -38,8 +39,12 @@ class Preset(NamedTuple):
 PRESETS = {
     "quick": Preset(64, 10, 2, (10,), PARTITIONS[:1], METHODS),  # minutes
     "cpu": Preset(64, 30, 3, (10,), PARTITIONS, METHODS, RELATIVES),  # hours
-    "paper": Preset(64, 30, 3, (10, 5, 20), PARTITIONS, METHODS, learning_rate=1e-3, deal="random"),  # its protocol
-    "full": Preset(128, 200, 5, (10, 5, 20), PARTITIONS, METHODS, learning_rate=1e-3, deal="random"),  # its size, too
+    # its protocol
+    "paper": Preset(64, 30, 3, (10, 5, 20), PARTITIONS, METHODS, learning_rate=1e-3, deal="random"),
+    # its size, too
+    "full": Preset(
+        128, 200, 5, (10, 5, 20), PARTITIONS, METHODS, learning_rate=1e-3, deal="random"
+    ),
 }
 
 
@@ -121,7 +126,9 @@ class Plan(NamedTuple):
 
 
 def tune(plan: Plan) -> list[Cell]:
-    """Every method's trials on images of the tuning pool: of one data set disjoint, of the next one Dirichlet."""
+    """Every method's trials on images of the tuning pool: of one data set disjoint,
+    of the next one Dirichlet.
+    """
     places = [(dataset, PARTITIONS[number % 2]) for number, dataset in enumerate(plan.images)]
     if len(places) == 1:
         places += [(places[0][0], PARTITIONS[1])]
@@ -151,33 +158,49 @@ _STARTS = ("global", "carry")
 
 
 def fig4(plan: Plan) -> list[Cell]:
-    """Fig. 4: with and without the adversarial update, for both readings of where an encoder starts a round."""
-    readings: list[dict[str, Option]] = [{"start": start, **own} for start in _STARTS for own in ({}, {"lambda": 0.0})]
+    """Fig. 4: with and without the adversarial update,
+    for both readings of where an encoder starts a round.
+    """
+    readings: list[dict[str, Option]] = [
+        {"start": start, **own} for start in _STARTS for own in ({}, {"lambda": 0.0})
+    ]
     return plan.cells(plan.disjoint(), [("afedcl", reading) for reading in readings])
 
 
 def fig5(plan: Plan) -> list[Cell]:
     """Fig. 5: L_D against A_k, for both readings of where an encoder starts a round."""
-    settings = [plan.setting(dataset, partition) for dataset in plan.images for partition in plan.preset.partitions]
+    settings = [
+        plan.setting(dataset, partition)
+        for dataset in plan.images
+        for partition in plan.preset.partitions
+    ]
     return plan.cells(settings, [("afedcl", {"start": start}) for start in _STARTS])
 
 
 def fig7(plan: Plan) -> list[Cell]:
     """Fig. 7: features of four methods, of the first data set."""
-    variants: list[tuple[str, dict[str, Option]]] = [(name, {}) for name in ("fedavg", "fedrep", "fedala", "afedcl")]
-    return [msgspec.structs.replace(cell, embed=True) for cell in plan.cells(plan.disjoint()[:1], variants, seeds=1)]
+    variants: list[tuple[str, dict[str, Option]]] = [
+        (name, {}) for name in ("fedavg", "fedrep", "fedala", "afedcl")
+    ]
+    return [
+        msgspec.structs.replace(cell, embed=True)
+        for cell in plan.cells(plan.disjoint()[:1], variants, seeds=1)
+    ]
 
 
 def fig8(plan: Plan) -> list[Cell]:
     """Fig. 8: lambda of AFedCL and of Ditto."""
     return plan.cells(
-        plan.disjoint(), [(method, {"lambda": lam}) for lam in (0.01, 0.1, 1.0) for method in ("ditto", "afedcl")]
+        plan.disjoint(),
+        [(method, {"lambda": lam}) for lam in (0.01, 0.1, 1.0) for method in ("ditto", "afedcl")],
     )
 
 
 def fig9(plan: Plan) -> list[Cell]:
     """Fig. 9: networks, and numbers of nodes that share 50 images."""
-    variants: list[tuple[str, dict[str, Option]]] = [(name, {}) for name in ("local", "fedavg", "afedcl")]
+    variants: list[tuple[str, dict[str, Option]]] = [
+        (name, {}) for name in ("local", "fedavg", "afedcl")
+    ]
     shared = [
         plan.setting(dataset, "disjoint", nodes=nodes, samples=50 // nodes)
         for dataset in plan.images
@@ -194,7 +217,9 @@ def fig10(plan: Plan) -> list[Cell]:
 
 
 def joining(plan: Plan) -> list[Cell]:
-    """Joining with six images a node: tuning pool, where the rule that deploys is chosen, then report pool."""
+    """Joining with six images a node: tuning pool, where the rule that deploys is chosen,
+    then report pool.
+    """
     pools: tuple[Pool, ...] = ("tuning", "report")
     return [
         cell
@@ -212,18 +237,30 @@ def joining(plan: Plan) -> list[Cell]:
 
 def consensus(plan: Plan) -> list[Cell]:
     """Five images of three classes a node: training, the consensus head's one message, and both."""
-    settings = [plan.setting(dataset, "disjoint", samples=5, classes_per_node=3) for dataset in plan.images]
-    trained = plan.cells(settings, [(method, {}) for method in ("local", "fedavg", "fedper", "afedcl")])
-    sums = plan.cells(settings, [("gaussian", {"dimensions": dimensions}) for dimensions in (0, 256)])
+    settings = [
+        plan.setting(dataset, "disjoint", samples=5, classes_per_node=3) for dataset in plan.images
+    ]
+    trained = plan.cells(
+        settings, [(method, {}) for method in ("local", "fedavg", "fedper", "afedcl")]
+    )
+    sums = plan.cells(
+        settings, [("gaussian", {"dimensions": dimensions}) for dimensions in (0, 256)]
+    )
     return [
         *trained,
         *(msgspec.structs.replace(cell, rounds=1) for cell in sums),
-        *(msgspec.structs.replace(cell, head="statistics") for cell in trained if cell.method != "local"),
+        *(
+            msgspec.structs.replace(cell, head="statistics")
+            for cell in trained
+            if cell.method != "local"
+        ),
     ]
 
 
-BASELINES = ("local", "fedavg", "fedper", "afedcl", "fedrep", "fedala")  # of `scarce`, beside sums and one place
-_EARLIER = (3, 6)  # after how many rounds of training `afedcl_plus` is judged too, in the first setting
+# of `scarce`, beside sums and one place
+BASELINES = ("local", "fedavg", "fedper", "afedcl", "fedrep", "fedala")
+# after how many rounds of training `afedcl_plus` is judged too, in the first setting
+_EARLIER = (3, 6)
 
 
 def scarce(plan: Plan) -> list[Cell]:
@@ -237,38 +274,57 @@ def scarce(plan: Plan) -> list[Cell]:
         for samples in (5, 3, 10)
         for dataset in plan.images
     ]
-    dirichlet = [plan.setting(dataset, "dirichlet", samples=count) for count in (5, 3, 10) for dataset in plan.images]
+    dirichlet = [
+        plan.setting(dataset, "dirichlet", samples=count)
+        for count in (5, 3, 10)
+        for dataset in plan.images
+    ]
     settings = [*disjoint[: len(dirichlet)], *dirichlet, *disjoint[len(dirichlet) :]]
     rounds = {"gaussian": 1, RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
     cells = plan.cells(settings, [(method, {}) for method in (*BASELINES, *rounds)])
-    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
-    pooled = [msgspec.structs.replace(cell, pooled=True) for cell in plan.cells(settings, [("local", {})])]
+    cells = [
+        msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells
+    ]
+    pooled = [
+        msgspec.structs.replace(cell, pooled=True) for cell in plan.cells(settings, [("local", {})])
+    ]
     first = plan.cells(settings[: len(plan.images)], [(RECOMMENDED, {})])
     earlier = [msgspec.structs.replace(cell, rounds=count) for count in _EARLIER for cell in first]
     return sorted([*cells, *pooled, *earlier], key=lambda cell: cell.seed)
 
 
 def around(plan: Plan) -> list[Cell]:
-    """One setting of `scarce` with one thing changed at a time: images, classes, plants, pixels, encoder, method."""
+    """One setting of `scarce` with one thing changed at a time: images, classes, plants,
+    pixels, encoder, method.
+    """
 
     def settings(samples: int = 5, classes: int = 3, nodes: int = 5) -> list[Setting]:
         return [
-            plan.setting(dataset, "disjoint", samples=samples, classes_per_node=classes, nodes=nodes)
+            plan.setting(
+                dataset, "disjoint", samples=samples, classes_per_node=classes, nodes=nodes
+            )
             for dataset in plan.images
         ]
 
     rounds = {"gaussian": 1, RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
-    variants: list[tuple[str, dict[str, Option]]] = [(method, {}) for method in ("local", "fedavg", *rounds)]
+    variants: list[tuple[str, dict[str, Option]]] = [
+        (method, {}) for method in ("local", "fedavg", *rounds)
+    ]
     larger = plan._replace(preset=plan.preset._replace(size=2 * plan.preset.size))
     cells = [
-        *plan.cells(settings(), [*variants, *((method, {}) for method in ("fedprox", "ditto", *plan.preset.others))]),
+        *plan.cells(
+            settings(),
+            [*variants, *((method, {}) for method in ("fedprox", "ditto", *plan.preset.others))],
+        ),
         *plan.cells(settings(classes=4), variants),
         *plan.cells(settings(), variants, ("efficientnet_lite0",)),
         *plan.cells(settings(nodes=10), variants),
         *plan.cells(settings(samples=20), variants),
         *larger.cells(settings(), variants),
     ]
-    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
+    cells = [
+        msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells
+    ]
     return sorted(cells, key=lambda cell: cell.seed)
 
 
@@ -276,27 +332,40 @@ CODEC: Codec = "int4"
 
 
 def codecs(plan: Plan) -> list[Cell]:
-    """Accuracy against bytes, with five images a node: methods without a codec and with it, and the one message."""
-    settings = [plan.setting(dataset, "disjoint", samples=5, classes_per_node=3) for dataset in plan.images]
+    """Accuracy against bytes, with five images a node: methods without a codec and with it,
+    and the one message.
+    """
+    settings = [
+        plan.setting(dataset, "disjoint", samples=5, classes_per_node=3) for dataset in plan.images
+    ]
     rounds = {"gaussian": 1, RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
     cells = plan.cells(settings, [(method, {}) for method in ("fedavg", *rounds)])
-    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
+    cells = [
+        msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells
+    ]
     return [*cells, *(msgspec.structs.replace(cell, codec=CODEC) for cell in cells)]
 
 
 EPSILONS = ("8", "3", "1")
 _TRIED_RATES = (1e-4, 1e-3)  # of training with noise
-_STEPS, _RATE = 5, 1e-4  # one step a round; at epsilon 8, with ten images, neither trial learnt anything
+# one step a round; at epsilon 8, with ten images, neither trial learnt anything
+_STEPS, _RATE = 5, 1e-4
 
 
 def private(plan: Plan) -> list[Cell]:
-    """Accuracy against epsilon of one message of sums, with ten to ninety images of three classes a node."""
+    """Accuracy against epsilon of one message of sums,
+    with ten to ninety images of three classes a node.
+    """
     cells = [
         msgspec.structs.replace(cell, rounds=1)
         for samples in (90, 30, 10)
         for cell in plan.cells(_three_classes(plan, samples), [("gaussian", {})])
     ]
-    noisy = [msgspec.structs.replace(cell, privacy={"epsilon": each}) for each in EPSILONS for cell in cells]
+    noisy = [
+        msgspec.structs.replace(cell, privacy={"epsilon": each})
+        for each in EPSILONS
+        for cell in cells
+    ]
     return sorted([*cells, *noisy], key=lambda cell: cell.seed)
 
 
@@ -310,14 +379,17 @@ def private_training(plan: Plan) -> list[Cell]:
     """Accuracy against epsilon of methods that train, with ten images of three classes a node."""
     rounds = {RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
     cells = plan.cells(_three_classes(plan, 10), [("fedavg", {}), (RECOMMENDED, {})])
-    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
+    cells = [
+        msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells
+    ]
     noisy = [_with_noise(cell, epsilon, _STEPS, _RATE) for epsilon in EPSILONS for cell in cells]
     return sorted([*cells, *noisy], key=lambda cell: (cell.method == RECOMMENDED, cell.seed))
 
 
 def _three_classes(plan: Plan, samples: int, pool: Pool = "report") -> list[Setting]:
     return [
-        plan.setting(dataset, "disjoint", samples=samples, classes_per_node=3, pool=pool) for dataset in plan.images
+        plan.setting(dataset, "disjoint", samples=samples, classes_per_node=3, pool=pool)
+        for dataset in plan.images
     ]
 
 
@@ -333,7 +405,9 @@ def _with_noise(cell: Cell, epsilon: str, steps: int, rate: float) -> Cell:
 
 
 def factors(plan: Plan) -> list[Cell]:
-    """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
+    """One choice changed at a time, on images of the tuning pool,
+    so that defaults may follow from it.
+    """
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
     changes = {"afedcl": COMMON + OWN, "fedper": COMMON, "local": COMMON}
     return [

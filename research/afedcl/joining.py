@@ -1,4 +1,6 @@
-"""Candidates for what a node deploys: its own training, the federation's model, both mixed; rules that choose one."""
+"""Candidates for what a node deploys: its own training, the federation's model,
+both mixed; rules that choose one.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -33,9 +35,11 @@ def _mean_of_probabilities(alone: Array, together: Array) -> Array:
 
 
 def _equal_spreads(alone: Array, together: Array) -> Array:
-    """A model that was trained alone on few images is overconfident: its logits would drown the other's.
+    """A model that was trained alone on few images is overconfident:
+    its logits would drown the other's.
 
-    The spread is known without labels; the mean keeps the larger one, so that it stays as confident.
+    The spread is known without labels; the mean keeps the larger one, so that it stays as
+    confident.
     """
     centred = np.stack([each - each.mean(1, keepdims=True) for each in (alone, together)])
     spreads = centred.std((1, 2), keepdims=True)
@@ -65,7 +69,9 @@ def _by_accuracy(*preferred: int) -> Rule:
 
 
 def _unless_alone_is_better(otherwise: int) -> Rule:
-    return lambda seen: ALONE if paired_interval(seen.right[otherwise], seen.right[ALONE])[0] > 0 else otherwise
+    return lambda seen: (
+        ALONE if paired_interval(seen.right[otherwise], seen.right[ALONE])[0] > 0 else otherwise
+    )
 
 
 RULES: dict[str, Rule] = {
@@ -80,7 +86,9 @@ RULES: dict[str, Rule] = {
 
 
 class Candidates(NamedTuple):
-    """A node's held-out images as alone, together and mixed see them among the node's own classes."""
+    """A node's held-out images as alone, together and mixed see them among the node's own
+    classes.
+    """
 
     right: Array  # bool [3, images]
     loss: Array  # [3, images]
@@ -97,7 +105,9 @@ class Outcome(NamedTuple):
 
 
 def candidates(alone: NodeResult, joined: NodeResult, mixing: Mixing) -> Candidates | None:
-    """Of one node, from the cell that trained alone and the one that joined; None if either is not stored."""
+    """Of one node, from the cell that trained alone and the one that joined;
+    None if either is not stored.
+    """
     if alone.log_probabilities is UNSET or joined.log_probabilities is UNSET:
         return None
     if (alone.labels, alone.trained) != (joined.labels, joined.trained):
@@ -109,7 +119,9 @@ def candidates(alone: NodeResult, joined: NodeResult, mixing: Mixing) -> Candida
 
 
 def served(alone: NodeResult, joined: NodeResult) -> Candidates | None:
-    """As `candidates`, but as a line predicts by default: all classes are candidates, others' at less weight."""
+    """As `candidates`, but as a line predicts by default: all classes are candidates,
+    others' at less weight.
+    """
     if alone.log_probabilities is UNSET or joined.log_probabilities is UNSET:
         return None
     labels = np.frombuffer(alone.labels, np.uint8).astype(int)  # type: ignore[arg-type]
@@ -118,18 +130,24 @@ def served(alone: NodeResult, joined: NodeResult) -> Candidates | None:
         np.frombuffer(each.log_probabilities, np.float16).reshape(each.tested, -1).astype(float)  # type: ignore[arg-type]
         for each in (alone, joined)
     )
-    views = np.stack([first, second, mix_logits(second, first, own, spread_ratio(second, first, own))])
+    views = np.stack(
+        [first, second, mix_logits(second, first, own, spread_ratio(second, first, own))]
+    )
     right = np.stack([predict_in_service(view, own) == labels for view in views])
     return Candidates(right, np.zeros(right.shape), labels)
 
 
 def _own_log_probabilities(alone: NodeResult, joined: NodeResult) -> tuple[Array, Array, Array]:
-    """Labels as indices of the node's own classes, and both models' log-probabilities among these."""
+    """Labels as indices of the node's own classes,
+    and both models' log-probabilities among these.
+    """
     assert isinstance(alone.labels, bytes)
     # Held-out images are of the node's own classes, at least one of each.
     own, labels = np.unique(np.frombuffer(alone.labels, np.uint8), return_inverse=True)
     first, second = (
-        np.frombuffer(each.log_probabilities, np.float16).reshape(each.tested, -1).astype(float)[:, own]
+        np.frombuffer(each.log_probabilities, np.float16)
+        .reshape(each.tested, -1)
+        .astype(float)[:, own]
         for each in (alone, joined)
         if isinstance(each.log_probabilities, bytes)
     )
@@ -141,7 +159,9 @@ def _normalised(log_probabilities: Array) -> Array:
 
 
 def choose(found: Candidates, rules: Mapping[str, Rule], size: int) -> dict[str, list[Outcome]]:
-    """What each rule's choices give: `size` held-out images, drawn class by class, are chosen on, the others judge."""
+    """What each rule's choices give: `size` held-out images, drawn class by class,
+    are chosen on, the others judge.
+    """
     outcomes: dict[str, list[Outcome]] = {name: [] for name in rules}
     for draw in range(_DRAWS):
         order = _in_turn(found.labels, generator(draw, "joining", size))
@@ -174,7 +194,11 @@ def _in_turn(labels: Array, random: np.random.Generator) -> Array:
 
 def pairs(finished: Sequence[Finished]) -> Iterator[tuple[Finished, Finished]]:
     """Each cell that joined, and the one of its setting and seed that trained alone."""
-    alone = {(each.cell.setting, each.cell.seed): each for each in finished if each.cell.method == "local"}
+    alone = {
+        (each.cell.setting, each.cell.seed): each
+        for each in finished
+        if each.cell.method == "local"
+    }
     for each in finished:
         place = (each.cell.setting, each.cell.seed)
         if each.cell.method != "local" and place in alone:

@@ -1,4 +1,6 @@
-"""Tables of what joining gives each node: for each setting, and for each rule that might decide what is deployed."""
+"""Tables of what joining gives each node: for each setting,
+and for each rule that might decide what is deployed.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,33 +30,45 @@ from research.afedcl.joining import (
 from research.runner.tables import Table
 
 GAINS = (
-    "Gains of joining: accuracy among a node's own classes minus that of training alone, percentage points, mean over "
-    "nodes and seeds; in brackets the number of nodes below alone by anything, then of those below it for certain, "
-    "whose paired 95 % interval (Newcombe) lies wholly below -3 points. *together*: the federation's model; *mixed*: "
-    f"it and the node's own, {MIXING}; both on all held-out images. *deployed*: {DEPLOYED}, chosen on {VALIDATION} "
-    "held-out images and judged on the others, mean over 20 draws (so numbers of nodes are not whole); *regret*: how "
-    "far that is below the best of the three. *As a line judges by default*: all classes are candidates, those "
-    "that the node has no image of at a fifth of the weight."
+    "Gains of joining: accuracy among a node's own classes minus that of training alone, "
+    "percentage points, mean over nodes and seeds; in brackets the number of nodes below alone "
+    "by anything, then of those below it for certain, whose paired 95 % interval (Newcombe) "
+    "lies wholly below -3 points. *together*: the federation's model; *mixed*: it and the "
+    f"node's own, {MIXING}; both on all held-out images. *deployed*: {DEPLOYED}, chosen on "
+    f"{VALIDATION} held-out images and judged on the others, mean over 20 draws (so numbers of "
+    "nodes are not whole); *regret*: how far that is below the best of the three. *As a line "
+    "judges by default*: all classes are candidates, those that the node has no image of at a "
+    "fifth of the weight."
 )
 RULED = (
-    "The last two tables are of the tuning pool: what each way of mixing and each rule gives there, and each rule's "
-    "regret; by these the rule was chosen."
+    "The last two tables are of the tuning pool: what each way of mixing and each rule gives "
+    "there, and each rule's regret; by these the rule was chosen."
 )
 
-_Nodes = Mapping[tuple[Setting, str], Sequence[Candidates]]  # by setting and method: node by node, seed by seed
+# by setting and method: node by node, seed by seed
+_Nodes = Mapping[tuple[Setting, str], Sequence[Candidates]]
 
 
 def gains(finished: Sequence[Finished]) -> list[Table]:
-    """A table for each setting, and one over all of them; none where nodes' outputs are not stored."""
+    """A table for each setting, and one over all of them;
+    none where nodes' outputs are not stored.
+    """
     places: dict[str, dict[str, list[Candidates]]] = defaultdict(lambda: defaultdict(list))
-    for (setting, method), nodes in _nodes(finished, partial(candidates, mixing=MIXINGS[MIXING])).items():
+    for (setting, method), nodes in _nodes(
+        finished, partial(candidates, mixing=MIXINGS[MIXING])
+    ).items():
         for title in (_title(setting), "all settings"):
             places[title][method] += nodes
     if len(places) > 1:
-        places["all settings"] = places.pop("all settings")  # last; it is the only other one if there is one setting
+        # last; it is the only other one if there is one setting
+        places["all settings"] = places.pop("all settings")
     heads = ["", "nodes", "alone, %", "together", "mixed", "deployed", "regret"]
     found = [
-        Table(f"Gains of joining, {title}", heads, [[_name(method), *_row(nodes)] for method, nodes in methods.items()])
+        Table(
+            f"Gains of joining, {title}",
+            heads,
+            [[_name(method), *_row(nodes)] for method, nodes in methods.items()],
+        )
         for title, methods in places.items()
         if title != "all settings" or len(places) > 2
     ]
@@ -62,31 +76,55 @@ def gains(finished: Sequence[Finished]) -> list[Table]:
         [f"{_name(method)}, {_title(setting)}", *_row(nodes)]
         for (setting, method), nodes in _nodes(finished, served).items()
     ]
-    return [*found, *([Table("Gains of joining, as a line judges by default", heads, rows)] if rows else [])]
+    return [
+        *found,
+        *([Table("Gains of joining, as a line judges by default", heads, rows)] if rows else []),
+    ]
 
 
 def rules(finished: Sequence[Finished]) -> list[Table]:
-    """What each way of mixing and each rule would have given; none where nodes' outputs are not stored."""
-    nodes = {name: _nodes(finished, partial(candidates, mixing=mixing)) for name, mixing in MIXINGS.items()}
+    """What each way of mixing and each rule would have given;
+    none where nodes' outputs are not stored.
+    """
+    nodes = {
+        name: _nodes(finished, partial(candidates, mixing=mixing))
+        for name, mixing in MIXINGS.items()
+    }
     if not nodes[MIXING]:
         return []
     methods = list(dict.fromkeys(method for _, method in nodes[MIXING]))
     heads = [f"{_name(method)}, {len(_of(nodes[MIXING], [method]))} nodes" for method in methods]
     always = [
-        [name, *(_entry([judge(each, MIXED)] for each in _of(found, [method])) for method in methods)]
+        [
+            name,
+            *(_entry([judge(each, MIXED)] for each in _of(found, [method])) for method in methods),
+        ]
         for name, found in nodes.items()
     ]
-    chosen = {size: [choose(each, RULES, size) for each in _of(nodes[MIXING], methods)] for size in SIZES}
-    judged = [[rule, *(_with_regret([each[rule] for each in found]) for found in chosen.values())] for rule in RULES]
+    chosen = {
+        size: [choose(each, RULES, size) for each in _of(nodes[MIXING], methods)] for size in SIZES
+    }
+    judged = [
+        [rule, *(_with_regret([each[rule] for each in found]) for found in chosen.values())]
+        for rule in RULES
+    ]
     return [
         Table("Always mixed, by the way of mixing", ["", *heads], always),
-        Table(f"Rules; mixed are {MIXING}", ["", *(f"{size} images looked at" for size in SIZES)], judged),
+        Table(
+            f"Rules; mixed are {MIXING}",
+            ["", *(f"{size} images looked at" for size in SIZES)],
+            judged,
+        ),
     ]
 
 
-def _nodes(finished: Sequence[Finished], look: Callable[[NodeResult, NodeResult], Candidates | None]) -> _Nodes:
+def _nodes(
+    finished: Sequence[Finished], look: Callable[[NodeResult, NodeResult], Candidates | None]
+) -> _Nodes:
     found: dict[tuple[Setting, str], list[Candidates]] = defaultdict(list)
-    for alone, joined in pairs(sorted(finished, key=lambda each: (labels.order(each.cell), each.cell.seed))):
+    for alone, joined in pairs(
+        sorted(finished, key=lambda each: (labels.order(each.cell), each.cell.seed))
+    ):
         for one, other in zip(alone.nodes, joined.nodes, strict=True):
             if node := look(one, other):
                 found[joined.cell.setting, joined.cell.method].append(node)

@@ -1,4 +1,6 @@
-"""Labels of cells for people: a cell's variant, in what cells of one label differ, what cells have in common."""
+"""Labels of cells for people: a cell's variant, in what cells of one label differ,
+what cells have in common.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
@@ -8,9 +10,27 @@ import msgspec
 
 from research.afedcl.cell import Cell
 
-_FIRST = {"local": "No-FL", "fedavg": "FedAvg", "fedprox": "FedProx", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
-_THEN = {"fedbn": "FedBN", "fedper": "FedPer", "fedrep": "FedRep", "ditto": "Ditto", "fedala": "FedALA"}
-_LAST = {"fenda": "FENDA", "pfedfda": "pFedFDA", "gaussian": "Gaussian", "afedcl_plus": "AFedCL+", "afedcl": "AFedCL"}
+_FIRST = {
+    "local": "No-FL",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
+    "scaffold": "SCAFFOLD",
+}
+_THEN = {
+    "fedbn": "FedBN",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "ditto": "Ditto",
+    "fedala": "FedALA",
+}
+_LAST = {
+    "fenda": "FENDA",
+    "pfedfda": "pFedFDA",
+    "gaussian": "Gaussian",
+    "afedcl_plus": "AFedCL+",
+    "afedcl": "AFedCL",
+}
 METHODS = {**_FIRST, **_THEN, **_LAST}  # in the order of tables
 
 # Options of AFedCL that leave a part of it out: Fig. 4 and Fig. 10.
@@ -40,20 +60,25 @@ def label(cell: Cell) -> str:
 
 
 def rank(method: str) -> int:
-    """Where tables list a method: No-FL first, AFedCL last, one that the papers do not have just before it."""
+    """Where tables list a method: No-FL first, AFedCL last,
+    one that the papers do not have just before it.
+    """
     return [*METHODS].index(method) if method in METHODS else len(METHODS) - 2
 
 
 def order(cell: Cell) -> tuple[int, str, int, bool, str]:
-    """Sorts variants as tables list them: within AFedCL the complete one, with its own classifier, comes last."""
+    """Sorts variants as tables list them: within AFedCL the complete one,
+    with its own classifier, comes last.
+    """
     return rank(cell.method), cell.method, -len(_left_out(cell)), not cell.head, label(cell)
 
 
 def names(cells: Iterable[Cell], place: Callable[[Cell], Hashable]) -> dict[str, str]:
     """A name of each cell's variant by the cell's key.
 
-    Cells of one label, place (where a table or figure puts them) and seed must differ in something: that is added to
-    the names of this label, as in `FedAvg (epochs 6)`, so that no two of them are ever averaged.
+    Cells of one label, place (where a table or figure puts them) and seed must differ in something:
+    that is added to the names of this label, as in `FedAvg (epochs 6)`, so that no two of them are
+    ever averaged.
     """
     rivals = defaultdict(list)
     for cell in (cells := list(cells)):
@@ -61,17 +86,24 @@ def names(cells: Iterable[Cell], place: Callable[[Cell], Hashable]) -> dict[str,
     differing: dict[str, dict[str, None]] = defaultdict(dict)
     for (title, _, _), fields in rivals.items():
         known = dict.fromkeys(name for each in fields for name in each)
-        differing[title] |= {name: None for name in known if len({str(each.get(name)) for each in fields}) > 1}
-    return {cell.key: label(cell) + _bracketed(_fields(cell), differing[label(cell)]) for cell in cells}
+        differing[title] |= {
+            name: None for name in known if len({str(each.get(name)) for each in fields}) > 1
+        }
+    return {
+        cell.key: label(cell) + _bracketed(_fields(cell), differing[label(cell)]) for cell in cells
+    }
 
 
 def settings(cell: Cell) -> dict[str, str]:
     """What may be tuned: a cell's options and training."""
     epochs = cell.training.local_epochs
     options = {
-        name: epochs if name.endswith("epochs") and value == 0 else value for name, value in cell.options.items()
+        name: epochs if name.endswith("epochs") and value == 0 else value
+        for name, value in cell.options.items()
     }
-    return {name: str(value) for name, value in (options | msgspec.to_builtins(cell.training)).items()}
+    return {
+        name: str(value) for name, value in (options | msgspec.to_builtins(cell.training)).items()
+    }
 
 
 def partition(cell: Cell) -> str:
@@ -80,7 +112,9 @@ def partition(cell: Cell) -> str:
 
 
 def conditions(cells: Iterable[Cell]) -> str:
-    """What a table or a figure shows, in a line: seeds, rounds, size, network, weights and torch."""
+    """What a table or a figure shows, in a line: seeds, rounds, size, network,
+    weights and torch.
+    """
     cells = list(cells)
 
     def found(values: Iterable[Any]) -> str:
@@ -88,10 +122,11 @@ def conditions(cells: Iterable[Cell]) -> str:
 
     weights = {cell.weights[:8] for cell in cells}
     return (
-        f"Seeds {found(cell.seed for cell in cells)}; {found(cell.rounds for cell in cells)} rounds; "
-        f"{found(cell.size for cell in cells)} px; {found(cell.model for cell in cells)}; "
-        f"weights {found(weights) if len(weights) <= 3 else f'of {len(weights)} kinds'}; "
-        f"torch {found(cell.torch for cell in cells)}."
+        f"Seeds {found(cell.seed for cell in cells)}; {found(cell.rounds for cell in cells)} "
+        f"rounds; {found(cell.size for cell in cells)} px; "
+        f"{found(cell.model for cell in cells)}; weights "
+        f"{found(weights) if len(weights) <= 3 else f'of {len(weights)} kinds'}; torch "
+        f"{found(cell.torch for cell in cells)}."
     )
 
 

@@ -1,4 +1,6 @@
-"""The paper's own numbers: Table II of AFedCL (Cui et al., 2024), and those of Fig. 4 in its text. All in percent."""
+"""The paper's own numbers: Table II of AFedCL (Cui et al., 2024),
+and those of Fig. 4 in its text. All in percent.
+"""
 
 from typing import NamedTuple
 
@@ -74,7 +76,10 @@ def _parse(text: str) -> dict[tuple[str, str, int, str], Printed]:
         method, *numbers = row.replace("|", "").split()
         columns = [(partition, samples) for partition in PARTITIONS for samples in SAMPLES]
         pairs = zip(map(float, numbers[::2]), map(float, numbers[1::2]), strict=True)
-        found |= {(dataset, *column, method): Printed(*pair) for column, pair in zip(columns, pairs, strict=True)}
+        found |= {
+            (dataset, *column, method): Printed(*pair)
+            for column, pair in zip(columns, pairs, strict=True)
+        }
     return found
 
 
@@ -83,5 +88,6 @@ DATASETS = tuple(dict.fromkeys(dataset for dataset, _, _, _ in TABLE_II))
 METHODS = tuple(dict.fromkeys(method for _, _, _, method in TABLE_II))
 UNAVAILABLE = "GC10-DET"  # data set whose images could not be had here
 
-# Final accuracy without and with the encoder's adversarial update, in a setting that the paper does not state.
+# Final accuracy without and with the encoder's adversarial update, in a setting that the paper does
+# not state.
 FIG_4 = {"AFedCL without adversarial update": 54.68, "AFedCL": 70.75}

@@ -31,7 +31,9 @@ _EVALUATIONS = 10  # on the held-out images, in the course of a federation
 
 
 class Traffic:
-    """A report that keeps the bytes of a finished federation: all nodes', and a broadcast's, which all receive."""
+    """A report that keeps the bytes of a finished federation: all nodes',
+    and a broadcast's, which all receive.
+    """
 
     up = down = 0
 
@@ -45,7 +47,8 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     """Simulate the federation.
 
     Raises:
-        EdgeNodeError: the images do not suffice, the training has diverged, or another torch is installed here.
+        EdgeNodeError: the images do not suffice, the training has diverged, or another torch is
+            installed here.
     """
     check_torch(cell.torch)
     setting = cell.setting
@@ -82,7 +85,10 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     )
     labelled = inputs.images[setting.images, cell.size]
     shares = scheme.shares(catalogue)
-    images = {share.node: Images(labelled.among(share.train), labelled.among(share.test)) for share in shares}
+    images = {
+        share.node: Images(labelled.among(share.train), labelled.among(share.test))
+        for share in shares
+    }
     engine = Engine("batched" if cell.device == "cuda" else "plain", cell.device)
     started, traffic = time.monotonic(), Traffic()
     if cell.pooled:
@@ -90,16 +96,22 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         one_place = {_ONE_PLACE: Images(*map(labelled.among, sides))}
         models = dict.fromkeys(
             images,
-            simulate(spec, broadcast, one_place, traffic, engine=engine, evaluate_every=every).models[_ONE_PLACE],
+            simulate(
+                spec, broadcast, one_place, traffic, engine=engine, evaluate_every=every
+            ).models[_ONE_PLACE],
         )
     else:
-        models = simulate(spec, broadcast, images, traffic, engine=engine, evaluate_every=every).models
+        models = simulate(
+            spec, broadcast, images, traffic, engine=engine, evaluate_every=every
+        ).models
     return Finished(
         key=cell.key,
         cell=cell,
         nodes=[_result(name, model, images) for name, model in models.items()],
         bytes=(traffic.up // spec.nodes, traffic.down) if cell.codec else UNSET,
-        embeddings=[_embedding(model, images[name].test) for name, model in models.items()] if cell.embed else UNSET,
+        embeddings=[_embedding(model, images[name].test) for name, model in models.items()]
+        if cell.embed
+        else UNSET,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
@@ -119,7 +131,12 @@ def _result(name: str, model: PersonalModel, images: Mapping[str, Images]) -> No
         accuracy=round(accuracy(predicted, mine.labels), 4),
         f1=round(macro_f1(predicted, mine.labels), 4),
         own=round(accuracy(own[log_probabilities[:, own].argmax(1)], mine.labels), 4),
-        everyone=round(_accuracy_on_all(model, [each.test for each in images.values() if each.test is not None]), 4),
+        everyone=round(
+            _accuracy_on_all(
+                model, [each.test for each in images.values() if each.test is not None]
+            ),
+            4,
+        ),
         labels=mine.labels.astype(np.uint8).tobytes(),
         log_probabilities=log_probabilities.astype(np.float16).tobytes(),
         history=_columns(model.metadata.history),
@@ -141,7 +158,11 @@ def _log_probabilities(model: PersonalModel, images: LabelledImages) -> np.ndarr
 
 def _columns(history: Sequence[Metrics]) -> dict[str, list[float | None]]:
     """Of each metric its values, round by round."""
-    names = [name for name in dict.fromkeys(name for metrics in history for name in metrics) if name != "round"]
+    names = [
+        name
+        for name in dict.fromkeys(name for metrics in history for name in metrics)
+        if name != "round"
+    ]
     return {name: [_rounded(metrics.get(name, math.nan)) for metrics in history] for name in names}
 
 

@@ -1,4 +1,6 @@
-"""Tables of which method suits plants with few images: every setting, and paired differences over settings."""
+"""Tables of which method suits plants with few images: every setting,
+and paired differences over settings.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -15,17 +17,19 @@ from trainer.methods import RECOMMENDED
 POOLED = "one place"
 VIEWS: tuple[Metric, Metric] = ("own", "everyone")
 LEGEND = (
-    "Entries: own / all, accuracy % on held-out images, mean over nodes and seeds at the last round; own: each node's "
-    "images, its own classes being the only candidates; all: all nodes' images, every class being a candidate. "
-    f"*{POOLED}*: all nodes' training images pooled and trained on as long, for comparison. Differences are percentage "
-    "points, means over settings of means over the seeds that both have, with 95 % intervals whose blocks are the "
-    "settings; in brackets the setting in which the difference is least."
+    "Entries: own / all, accuracy % on held-out images, mean over nodes and seeds at the last "
+    "round; own: each node's images, its own classes being the only candidates; all: all nodes' "
+    f"images, every class being a candidate. *{POOLED}*: all nodes' training images pooled and "
+    "trained on as long, for comparison. Differences are percentage points, means over settings "
+    "of means over the seeds that both have, with 95 % intervals whose blocks are the settings; "
+    "in brackets the setting in which the difference is least."
 )
 _SUMS, _ROUND = (
     (6.7, 0.2),
     (9.1, 0.33),
 )  # MB that a node sends and seconds that it computes: MobileNetV2's sums; a round
-# By method: rounds of sums, seconds of a round of training where these differ (python -m benchmarks.rounds_of_methods).
+# By method: rounds of sums, seconds of a round of training where these differ (python -m
+# benchmarks.rounds_of_methods).
 TIMES_OF_SUMS = {"gaussian": 1, RECOMMENDED: 2}
 _SECONDS = {"fedrep": 0.24, "fedala": 0.36, "afedcl": 0.44, RECOMMENDED: 0.36}
 
@@ -51,22 +55,39 @@ class Place(NamedTuple):
         nodes = f", {setting.nodes} plants" if setting.nodes != _USUAL_NODES else ""
         size = f", {self.size} px" if self.size != _USUAL_SIZE else ""
         model = f", {self.model}" if self.model != _USUAL_MODEL else ""
-        return f"{setting.dataset}, {setting.samples} images, {partition}{classes}{nodes}{size}{model}"
+        return (
+            f"{setting.dataset}, {setting.samples} images, {partition}{classes}{nodes}{size}{model}"
+        )
 
     def order(self) -> tuple[str, str, int, int, int, int, str]:
         """Sorts rows."""
         of = self.setting
-        return of.dataset, of.partition, of.classes_per_node, of.samples, of.nodes, self.size, self.model
+        return (
+            of.dataset,
+            of.partition,
+            of.classes_per_node,
+            of.samples,
+            of.nodes,
+            self.size,
+            self.model,
+        )
 
 
 _Results = Mapping[Place, Mapping[int, Finished]]
 
 
-def tables(finished: Sequence[Finished], *, with_cost: bool = True) -> tuple[list[str], list[Table]]:
-    """What is to be known about the tables, and the tables: accuracies, differences and, if wanted, cost."""
+def tables(
+    finished: Sequence[Finished], *, with_cost: bool = True
+) -> tuple[list[str], list[Table]]:
+    """What is to be known about the tables, and the tables: accuracies, differences and,
+    if wanted, cost.
+    """
     results = by_variant(finished)
     seeds = max(len(each) for settings in results.values() for each in settings.values())
-    words = [LEGEND, f"[n] marks an entry of n seeds where others have {seeds}; an empty one is not run."]
+    words = [
+        LEGEND,
+        f"[n] marks an entry of n seeds where others have {seeds}; an empty one is not run.",
+    ]
     made = [_accuracies(results, seeds)]
     if RECOMMENDED in results:
         made.append(_differences(results, RECOMMENDED))
@@ -76,7 +97,9 @@ def tables(finished: Sequence[Finished], *, with_cost: bool = True) -> tuple[lis
 
 
 def by_variant(finished: Iterable[Finished]) -> dict[str, _Results]:
-    """Results by method (or POOLED), place and seed; of runs that differ in rounds alone the longest."""
+    """Results by method (or POOLED), place and seed;
+    of runs that differ in rounds alone the longest.
+    """
     found: dict[str, dict[Place, dict[int, Finished]]] = defaultdict(lambda: defaultdict(dict))
     for each in sorted(finished, key=lambda each: (labels.order(each.cell), each.cell.rounds)):
         found[_variant(each)][Place.of(each.cell)][each.cell.seed] = each
@@ -95,9 +118,11 @@ def reached(results: Mapping[int, Finished], view: Metric) -> dict[int, float]:
 
 
 def curves(finished: Iterable[Finished]) -> dict[tuple[str, Place], dict[int, float]]:
-    """Accuracy among own classes in percent, mean over nodes and seeds, by variant and place, after so many rounds.
+    """Accuracy among own classes in percent, mean over nodes and seeds,
+    by variant and place, after so many rounds.
 
-    Where sums make the classifier after training, runs of different length tell it; else each run's history.
+    Where sums make the classifier after training, runs of different length tell it; else each run's
+    history.
     """
     found: dict[tuple[str, Place], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in finished:
@@ -124,7 +149,9 @@ def settles(curve: Mapping[int, float]) -> int:
 
 
 def cost(variant: str, rounds: int) -> tuple[float, float]:
-    """MB that a node of five images has sent, and seconds that it has computed, after so many rounds of training."""
+    """MB that a node of five images has sent, and seconds that it has computed,
+    after so many rounds of training.
+    """
     sums = TIMES_OF_SUMS.get(variant, 0)
     trained = 0 if variant == "gaussian" else rounds
     megabytes = 0.0 if variant in ("local", POOLED) else sums * _SUMS[0] + trained * _ROUND[0]
@@ -143,7 +170,8 @@ def _accuracies(results: Mapping[str, _Results], seeds: int) -> Table:
         return f"{means[0]:.1f} / {means[1]:.1f}{mark_fewer(len(found), seeds)}"
 
     rows = [
-        [str(place), *(entry(each[place]) if place in each else "" for each in results.values())] for place in places
+        [str(place), *(entry(each[place]) if place in each else "" for each in results.values())]
+        for place in places
     ]
     return Table("Accuracy in every setting, own / all, %", ["", *map(name, results)], rows)
 
@@ -186,11 +214,19 @@ def _cost(finished: Sequence[Finished]) -> Table:
     """Until own accuracy is within a point of its end, mean over the settings that all have."""
     found = {key: curve for key, curve in curves(finished).items() if len(curve) > 1}
     variants = list(dict.fromkeys(variant for variant, _ in found))
-    common = set.intersection(*({place for each, place in found if each == variant} for variant in variants))
+    common = set.intersection(
+        *({place for each, place in found if each == variant} for variant in variants)
+    )
     rows = []
     for variant in sorted(variants, key=labels.rank) if common else []:
         rounds = float(np.mean([settles(found[variant, place]) for place in common]))
-        rows.append([name(variant), f"{rounds:.0f}", *(f"{each:.0f}" for each in cost(variant, round(rounds)))])
+        rows.append(
+            [
+                name(variant),
+                f"{rounds:.0f}",
+                *(f"{each:.0f}" for each in cost(variant, round(rounds))),
+            ]
+        )
     heads = [
         "",
         "rounds until within a point of the end, own",

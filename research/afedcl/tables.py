@@ -1,4 +1,6 @@
-"""Tables: accuracies in three views beside the paper's, paired differences, mean ranks, trials, changed choices."""
+"""Tables: accuracies in three views beside the paper's, paired differences, mean ranks,
+trials, changed choices.
+"""
 
 import math
 from collections import defaultdict
@@ -8,7 +10,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from research.afedcl import codec_tables, joining_tables, labels, privacy_tables, reported, scarce_tables
+from research.afedcl import (
+    codec_tables,
+    joining_tables,
+    labels,
+    privacy_tables,
+    reported,
+    scarce_tables,
+)
 from research.afedcl.cell import Finished, Metric
 from research.afedcl.factors import difference
 from research.afedcl.panels import Panel, Series, X, arrange, gaps
@@ -16,19 +25,25 @@ from research.runner import statistics
 from research.runner.tables import Table, format_difference, format_spread, mark_fewer
 
 NOT_RUN, NOT_STORED = "not run", "not stored"
-VIEWS: dict[Metric, str] = {"own": "own", "everyone": "all", "accuracy": "paper's view"}  # in the order of columns
+# in the order of columns
+VIEWS: dict[Metric, str] = {"own": "own", "everyone": "all", "accuracy": "paper's view"}
 _ALONE = labels.METHODS["local"]
 _FACTORS = (
-    "Entries: accuracy % on held-out images of the tuning pool, mean ± standard deviation over seeds of the mean over "
-    "nodes at the last round, and macro F1 %; below, the difference from the base, paired by seed, 95 % interval."
+    "Entries: accuracy % on held-out images of the tuning pool, mean ± standard deviation over "
+    "seeds of the mean over nodes at the last round, and macro F1 %; below, the difference from "
+    "the base, paired by seed, 95 % interval."
 )
 _LEGEND = (
-    "Entries: accuracy % on held-out images, mean ± standard deviation over seeds of the mean over nodes at the last "
-    "round. *own*: each node's images, its own classes being the only candidates. *all*: all nodes' images, every "
-    "class of the data set being a candidate. *paper's view*: each node's images, yet every class being a candidate; "
-    "macro F1 % in brackets."
+    "Entries: accuracy % on held-out images, mean ± standard deviation over seeds of the mean "
+    "over nodes at the last round. *own*: each node's images, its own classes being the only "
+    "candidates. *all*: all nodes' images, every class of the data set being a candidate. "
+    "*paper's view*: each node's images, yet every class being a candidate; macro F1 % in "
+    "brackets."
 )
-_FEWER = "[n] marks an entry of n seeds where others have more; a comparison uses the seeds that both sides have."
+_FEWER = (
+    "[n] marks an entry of n seeds where others have more; a comparison uses the seeds that both "
+    "sides have."
+)
 
 
 def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
@@ -75,9 +90,13 @@ def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], lis
 
 def _joining(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     """The comparison on the report pool, then what the rules give on the tuning pool."""
-    words, made = _comparison("joining", [each for each in finished if each.cell.setting.pool == "report"])
+    words, made = _comparison(
+        "joining", [each for each in finished if each.cell.setting.pool == "report"]
+    )
     tuned = joining_tables.rules([each for each in finished if each.cell.setting.pool == "tuning"])
-    told = [each for each in (joining_tables.GAINS, joining_tables.RULED) if tuned and each not in words]
+    told = [
+        each for each in (joining_tables.GAINS, joining_tables.RULED) if tuned and each not in words
+    ]
     return [*words, *told], [*made, *tuned]
 
 
@@ -111,17 +130,27 @@ def _changes(title: str, rows: Mapping[str, Mapping[str, Mapping[int, Finished]]
             return text
         return f"{text}\n{format_difference(worth)}"
 
-    return Table(title, ["change", *methods], [[change, *(entry(change, each) for each in methods)] for change in rows])
+    return Table(
+        title,
+        ["change", *methods],
+        [[change, *(entry(change, each) for each in methods)] for change in rows],
+    )
 
 
 def _as_in_paper(panels: Sequence[Panel]) -> list[Panel]:
     """All columns of the paper's table and all its methods, also those without a cell."""
     by_place = {(panel.dataset, panel.partition): panel for panel in panels}
     names = {series.name: series.method for panel in panels for series in panel.series}
-    names |= {labels.METHODS[method]: method for method in reported.METHODS if method not in names.values()}
+    names |= {
+        labels.METHODS[method]: method
+        for method in reported.METHODS
+        if method not in names.values()
+    }
     names = dict(sorted(names.items(), key=lambda item: labels.rank(item[1])))
     made = []
-    for place in [(dataset, partition) for dataset in reported.DATASETS for partition in reported.PARTITIONS]:
+    for place in [
+        (dataset, partition) for dataset in reported.DATASETS for partition in reported.PARTITIONS
+    ]:
         title = f"{place[0]}, {labels.PARTITIONS[place[1]]}"
         panel = by_place.pop(place, Panel(*place, title, "images", (), ()))
         entries = {series.name: series.entries for series in panel.series}
@@ -157,13 +186,22 @@ def _differences(panel: Panel, sign: int, reference: Series) -> Table:
     return _table(title, panel, [each for each in panel.series if each is not reference], entry)
 
 
-def _table(title: str, panel: Panel, rows: Sequence[Series], entry: Callable[[Series, X, Metric], str]) -> Table:
+def _table(
+    title: str, panel: Panel, rows: Sequence[Series], entry: Callable[[Series, X, Metric], str]
+) -> Table:
     """A column for each view at each x; of an x that has no cell only the paper's."""
     columns: list[tuple[X, Metric]] = [
-        (x, view) for x in panel.xs for view in VIEWS if view == "accuracy" or any(x in each.entries for each in rows)
+        (x, view)
+        for x in panel.xs
+        for view in VIEWS
+        if view == "accuracy" or any(x in each.entries for each in rows)
     ]
     heads = [f"{panel.column(x)}: {VIEWS[view]}" for x, view in columns]
-    return Table(title, ["", *heads], [[each.name, *(entry(each, *column) for column in columns)] for each in rows])
+    return Table(
+        title,
+        ["", *heads],
+        [[each.name, *(entry(each, *column) for column in columns)] for each in rows],
+    )
 
 
 class _Block(NamedTuple):
@@ -172,18 +210,23 @@ class _Block(NamedTuple):
 
 
 def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
-    """Means, differences and ranks over all settings and seeds, and what they leave out; None for a single method.
+    """Means, differences and ranks over all settings and seeds, and what they leave out;
+    None for a single method.
 
-    Differences are from training alone, and of the last method from each, if that is the same one everywhere. A
-    difference's interval takes settings as blocks, as seeds of one setting have much in common; fewer than three
-    settings give none that says anything, and leave the seeds.
+    Differences are from training alone, and of the last method from each, if that is the same one
+    everywhere. A difference's interval takes settings as blocks, as seeds of one setting have much
+    in common; fewer than three settings give none that says anything, and leave the seeds.
     """
     results: dict[str, dict[_Block, Finished]] = defaultdict(dict)
     for panel in panels:
         for series in panel.series:
             for x, seeds in series.entries.items():
                 for seed, result in seeds.items():  # a cell may stand in two panels
-                    place = (result.cell.setting, result.cell.model, x if panel.across == "lambda" else None)
+                    place = (
+                        result.cell.setting,
+                        result.cell.model,
+                        x if panel.across == "lambda" else None,
+                    )
                     results[series.name][_Block(place, seed)] = result
     if len(results) < 2:
         return None
@@ -196,7 +239,11 @@ def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
     rows: dict[str, list[str]] = {name: [name] for name in results}
     for view in VIEWS:
         values = {
-            name: {block: 100 * each.mean(view) for block, each in found.items() if not math.isnan(each.mean(view))}
+            name: {
+                block: 100 * each.mean(view)
+                for block, each in found.items()
+                if not math.isnan(each.mean(view))
+            }
             for name, found in results.items()
         }
         ranks = statistics.mean_ranks(values)
@@ -206,8 +253,13 @@ def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
     if not ranks.blocks:
         return None
     left_out = f"; {ranks.left_out} more lack a method and are left out" if ranks.left_out else ""
-    words = f"The last table is over {ranks.blocks} settings and seeds{left_out}. Its 95 % intervals take " + (
-        "settings as blocks." if by_setting else "these as independent, and tell nothing of other settings."
+    words = (
+        f"The last table is over {ranks.blocks} settings and seeds{left_out}. Its 95 % "
+        "intervals take "
+    ) + (
+        "settings as blocks."
+        if by_setting
+        else "these as independent, and tell nothing of other settings."
     )
     heads = [f"{view}: {what}" for view in VIEWS.values() for what in shown]
     return words, Table("Over all settings and seeds", ["", *heads], [*rows.values()])
@@ -220,14 +272,20 @@ def _summary(
     references: Iterable[tuple[str, int]],
     by_setting: bool,
 ) -> list[str]:
-    """Mean, differences from references (minus it if the sign is 1) and mean rank, over the blocks that all have."""
+    """Mean, differences from references (minus it if the sign is 1) and mean rank,
+    over the blocks that all have.
+    """
     common = set.intersection(*(set(each) for each in values.values()))
 
     def minus(reference: str, sign: int) -> str:
         if reference not in values or name == reference:
             return ""
-        pair = [{block: values[each][block] for block in common} for each in (name, reference)][::sign]
-        difference = statistics.paired_difference(*(map(_mean_over_seeds, pair) if by_setting else pair))
+        pair = [{block: values[each][block] for block in common} for each in (name, reference)][
+            ::sign
+        ]
+        difference = statistics.paired_difference(
+            *(map(_mean_over_seeds, pair) if by_setting else pair)
+        )
         return format_difference(difference) if difference else ""
 
     mean = statistics.spread(values[name][block] for block in common).mean
@@ -244,20 +302,37 @@ def _mean_over_seeds(values: Mapping[_Block, float]) -> dict[Hashable, float]:
 
 def _tuning(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     """Of each method: its trials, and the settings of the one with the highest mean accuracy."""
-    methods: dict[str, dict[tuple[tuple[str, str], ...], list[Finished]]] = defaultdict(lambda: defaultdict(list))
+    methods: dict[str, dict[tuple[tuple[str, str], ...], list[Finished]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for each in sorted(finished, key=lambda each: labels.order(each.cell)):
         methods[each.cell.method][tuple(labels.settings(each.cell).items())].append(each)
     rows = []
     for method, trials in methods.items():
-        most = max(map(len, trials.values()))  # settings and seeds: a trial that is not finished cannot be the best
+        # settings and seeds: a trial that is not finished cannot be the best
+        most = max(map(len, trials.values()))
         complete = {
-            trial: statistics.spread(_accuracies_of(each)) for trial, each in trials.items() if len(each) == most
+            trial: statistics.spread(_accuracies_of(each))
+            for trial, each in trials.items()
+            if len(each) == most
         }
         best = max(complete, key=lambda trial: complete[trial].mean)
         varied = [pair for pair in best if len({dict(trial).get(pair[0]) for trial in trials}) > 1]
         told = ", ".join(f"{name} {value}" for name, value in varied) or "nothing varied"
-        rows.append([labels.METHODS.get(method, method), str(len(trials)), told, f"{complete[best].mean:.1f}"])
-    words = ["Accuracy %, mean over settings, seeds and nodes of the tuning pool; a trial is a choice of settings."]
+        rows.append(
+            [
+                labels.METHODS.get(method, method),
+                str(len(trials)),
+                told,
+                f"{complete[best].mean:.1f}",
+            ]
+        )
+    words = [
+        (
+            "Accuracy %, mean over settings, seeds and nodes of the tuning pool; a trial is a "
+            "choice of settings."
+        )
+    ]
     if len({row[1] for row in rows}) > 1:
         words.append("The methods had different numbers of trials: not yet equal chances.")
     if any(each.cell.setting.pool != "tuning" for each in finished):
@@ -271,7 +346,10 @@ def _entry(results: Iterable[Finished], planned: int, view: Metric = "accuracy")
         return NOT_STORED
     f1 = statistics.spread(100 * each.mean("f1") for each in results)
     told = f" ({f1.mean:.1f})" if view == "accuracy" else ""
-    return f"{format_spread([100 * each.mean(view) for each in results])}{told}{mark_fewer(f1.size, planned)}"
+    return (
+        f"{format_spread([100 * each.mean(view) for each in results])}{told}"
+        f"{mark_fewer(f1.size, planned)}"
+    )
 
 
 def _by_seed(series: Series, x: X, view: Metric) -> Mapping[int, float]:

@@ -64,7 +64,10 @@ def trials(method: str, training: Training) -> list[Trial]:
 
 
 def choose(
-    methods: Iterable[str], training: Training, finished: Iterable[Finished], is_comparable: Callable[[Cell], bool]
+    methods: Iterable[str],
+    training: Training,
+    finished: Iterable[Finished],
+    is_comparable: Callable[[Cell], bool],
 ) -> dict[str, Trial]:
     """The best trial of each method, as `choose_best` has it.
 
@@ -72,13 +75,19 @@ def choose(
         methods: that are compared.
         training: that the trials vary.
         finished: cells.
-        is_comparable: whether a tuning cell's network, weights and size are those of the comparison.
+        is_comparable: whether a tuning cell's network, weights and size are those of the
+            comparison.
     """
     reached: dict[tuple[str, str], dict[Place, float]] = defaultdict(dict)
     for each in finished:
         if each.cell.setting.pool == "tuning" and is_comparable(each.cell):
             place = (each.cell.setting, each.cell.rounds, each.cell.seed)
-            reached[each.cell.method, Trial(each.cell.options, each.cell.training).key][place] = each.mean("accuracy")
+            reached[each.cell.method, Trial(each.cell.options, each.cell.training).key][place] = (
+                each.mean("accuracy")
+            )
     return choose_best(
-        {method: [(trial, reached[method, trial.key]) for trial in trials(method, training)] for method in methods}
+        {
+            method: [(trial, reached[method, trial.key]) for trial in trials(method, training)]
+            for method in methods
+        }
     )

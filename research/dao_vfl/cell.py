@@ -15,7 +15,8 @@ Kind = Literal["line", "central", "offline"]
 class Cell(cell.Cell, frozen=True, kw_only=True):
     """One vertical federation, or what it is compared with."""
 
-    kind: Kind = "line"  # central: one graph, the same steps; offline: a proxy of the best fixed model
+    # central: one graph, the same steps; offline: a proxy of the best fixed model
+    kind: Kind = "line"
     split: Split
     network: str
     window: Window

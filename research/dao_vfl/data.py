@@ -1,8 +1,9 @@
-"""The two data sets of the paper as streams of products: C-MAPSS (there FD002) for two sensors, CIFAR-10 for four.
+"""The two data sets of the paper as streams of products: C-MAPSS
+(there FD002) for two sensors, CIFAR-10 for four.
 
-Readings of C-MAPSS differ more between the six operating conditions than over an engine's life, so that they are scaled
-by condition. The scales are those of the first set: a federation that starts to learn knows no more. An operating
-condition is what the plant sets, known to both sensors.
+Readings of C-MAPSS differ more between the six operating conditions than over an engine's life, so
+that they are scaled by condition. The scales are those of the first set: a federation that starts
+to learn knows no more. An operating condition is what the plant sets, known to both sensors.
 """
 
 import hashlib
@@ -28,7 +29,12 @@ Rows = NDArray[np.int64]
 _SETTINGS = 3  # columns before the readings
 _SPREAD = 5.0  # scaled readings end there
 _HELD_OUT_ENGINES, _HELD_OUT_IMAGES = 0.2, 0.1  # of those for training, while tuning
-SUBSETS = {"cmapss": "FD002", "cmapss_fd001": "FD001", "cmapss_fd003": "FD003", "cmapss_fd004": "FD004"}
+SUBSETS = {
+    "cmapss": "FD002",
+    "cmapss_fd001": "FD001",
+    "cmapss_fd003": "FD003",
+    "cmapss_fd004": "FD004",
+}
 """NASA's sets of engines by the data set's name."""
 
 
@@ -37,9 +43,11 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     data: str  # one of SUBSETS, or cifar10
     digest: str  # of the files' content
-    pool: Pool = "report"  # report: the test file is held out; tuning: engines (images) of the training file, by seed
+    # report: the test file is held out; tuning: engines (images) of the training file, by seed
+    pool: Pool = "report"
     scaling: Literal["condition", "global"] = "condition"
-    order: Literal["engines", "mixed"] = "engines"  # of arrival: engine by engine in time, or all samples shuffled
+    # of arrival: engine by engine in time, or all samples shuffled
+    order: Literal["engines", "mixed"] = "engines"
 
 
 class Turbofans(NamedTuple):
@@ -82,12 +90,19 @@ def read(name: str, path: Path) -> tuple[str, Source]:
         UsageError: it is not there, or something else.
     """
     if name in SUBSETS:
-        train, test, lives = (_file(path, f"{part}_{SUBSETS[name]}.txt") for part in ("train", "test", "RUL"))
+        train, test, lives = (
+            _file(path, f"{part}_{SUBSETS[name]}.txt") for part in ("train", "test", "RUL")
+        )
         found = Turbofans(cmapss.load_engines(train), cmapss.load_engines(test, lives))
         return _digest(found.train) + _digest(found.test), found
     try:
         with np.load(path, allow_pickle=False) as file:
-            pictures = Pictures(*(file[key] for key in ("train_images", "train_labels", "test_images", "test_labels")))
+            pictures = Pictures(
+                *(
+                    file[key]
+                    for key in ("train_images", "train_labels", "test_images", "test_labels")
+                )
+            )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"{path} cannot be read as CIFAR-10: {error}",
@@ -97,7 +112,9 @@ def read(name: str, path: Path) -> tuple[str, Source]:
 
 
 def split(settings: Split, source: Source, seed: int, first: int) -> Parts:
-    """Stream and held-out products of a seed; `first` is the size of the first set, which scales are fitted to."""
+    """Stream and held-out products of a seed; `first` is the size of the first set,
+    which scales are fitted to.
+    """
     if isinstance(source, Turbofans):
         return _turbofans(settings, source, seed, first)
     return _pictures(settings, source, seed)
@@ -132,7 +149,9 @@ def _arrival(settings: Split, engines: Engines, rows: Rows, seed: int) -> Rows:
 def _windows(scale: "Scale", engines: Engines, rows: Rows) -> Stream:
     """The samples that end in these rows, float32 [N, 12, 15] of each of two sensors."""
     scaled = engines._replace(values=scale(engines.values))
-    samples = (torch.from_numpy(scaled.samples(rows, columns)) for columns in cmapss.SENSORS.values())
+    samples = (
+        torch.from_numpy(scaled.samples(rows, columns)) for columns in cmapss.SENSORS.values()
+    )
     return Stream(tuple(samples), torch.from_numpy(engines.life[rows]))
 
 
@@ -145,15 +164,24 @@ class Scale(NamedTuple):
 
     @classmethod
     def fit(cls, rows: Floats, *, by_condition: bool) -> "Scale":
-        """To rows [N, columns] whose first three are the settings, which are always scaled as a whole."""
-        settings = np.round(rows[:, :_SETTINGS]) if by_condition else np.zeros((1, _SETTINGS), np.float32)
+        """To rows [N, columns] whose first three are the settings,
+        which are always scaled as a whole.
+        """
+        settings = (
+            np.round(rows[:, :_SETTINGS]) if by_condition else np.zeros((1, _SETTINGS), np.float32)
+        )
         conditions = np.unique(settings, axis=0)
         groups = [rows[_nearest(conditions, rows) == number] for number in range(len(conditions))]
         mean, deviation = (
-            np.array([of(group, axis=0, dtype=np.float64) for group in groups]) for of in (np.mean, np.std)
+            np.array([of(group, axis=0, dtype=np.float64) for group in groups])
+            for of in (np.mean, np.std)
         )
-        mean[:, :_SETTINGS], deviation[:, :_SETTINGS] = rows[:, :_SETTINGS].mean(0), rows[:, :_SETTINGS].std(0)
-        deviation[deviation < 1e-4 * np.abs(mean) + 1e-9] = 1  # the column is constant, but for rounding
+        mean[:, :_SETTINGS], deviation[:, :_SETTINGS] = (
+            rows[:, :_SETTINGS].mean(0),
+            rows[:, :_SETTINGS].std(0),
+        )
+        # the column is constant, but for rounding
+        deviation[deviation < 1e-4 * np.abs(mean) + 1e-9] = 1
         return cls(conditions, mean.astype(np.float32), deviation.astype(np.float32))
 
     def __call__(self, rows: Floats) -> Floats:
@@ -183,7 +211,10 @@ def _quadrants(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Stream:
     planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32) / 127.5 - 1
     side = planes.shape[2] // 2
     places = [(row, column) for row in (0, side) for column in (0, side)]
-    parts = (np.ascontiguousarray(planes[:, :, row : row + side, column : column + side]) for row, column in places)
+    parts = (
+        np.ascontiguousarray(planes[:, :, row : row + side, column : column + side])
+        for row, column in places
+    )
     return Stream(tuple(map(torch.from_numpy, parts)), torch.from_numpy(labels.astype(np.int64)))
 
 
@@ -196,7 +227,10 @@ def _file(folder: Path, name: str) -> Path:
     names = [folder / f"{name}{ending}" for ending in ("", ".gz")]
     found = next((name for name in names if name.exists()), None)
     if found is None:
-        raise UsageError(f"{folder} has no {names[0].name} and no {names[1].name}", "pass the folder of NASA's files")
+        raise UsageError(
+            f"{folder} has no {names[0].name} and no {names[1].name}",
+            "pass the folder of NASA's files",
+        )
     return found
 
 

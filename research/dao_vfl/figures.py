@@ -1,4 +1,6 @@
-"""Figures: a column for each data set, a curve for each variant, its band a deviation over seeds."""
+"""Figures: a column for each data set, a curve for each variant,
+its band a deviation over seeds.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -46,9 +48,13 @@ def _curves(axes: "Axes", panel: Panel[Finished], measure: Measure) -> None:
 
 def _guides(axes: "Axes", panel: Panel[Finished], measure: Measure) -> None:
     """sqrt(T) and T through the end of the first curve."""
-    rounds, values = measures.common(measures.curves(panel, measure, next(iter(panel.variants))).values())
+    rounds, values = measures.common(
+        measures.curves(panel, measure, next(iter(panel.variants))).values()
+    )
     if not rounds:
         return
     at, end = np.array(rounds), values.mean(axis=0)[-1]
-    axes.plot(at, end * np.sqrt(at / at[-1]), color="#666666", lw=0.9, ls="--", label="of order sqrt(T)")
+    axes.plot(
+        at, end * np.sqrt(at / at[-1]), color="#666666", lw=0.9, ls="--", label="of order sqrt(T)"
+    )
     axes.plot(at, end * at / at[-1], color="#666666", lw=0.9, ls=":", label="of order T")

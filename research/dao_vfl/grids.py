@@ -22,10 +22,17 @@ _RULES |= {"deadline": "deadline rule", "proportional": "proportional rule"}
 _DECISIONS = {
     2: ((1, 1), (2, 2), (3, 3), (5, 5), (10, 10), (5, 1), (1, 5), (10, 1), (1, 10), (3, 7), (6, 2)),
     4: (
-        (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (5, 5, 5, 5),
-        (3, 1, 1, 1), (5, 1, 1, 1), (1, 1, 1, 5), (5, 5, 1, 1), (2, 3, 4, 5),
+        (1, 1, 1, 1),
+        (2, 2, 2, 2),
+        (3, 3, 3, 3),
+        (5, 5, 5, 5),
+        (3, 1, 1, 1),
+        (5, 1, 1, 1),
+        (1, 1, 1, 5),
+        (5, 5, 1, 1),
+        (2, 3, 4, 5),
     ),
-}  # fmt: skip
+}
 """Local iterations that stay the same, by the number of sensors."""
 
 
@@ -35,7 +42,8 @@ class Plan(NamedTuple):
     studies: Mapping[str, Study]  # of the data sets that are there
     digests: Mapping[str, str]  # of these
     torch: str  # version
-    agents: Mapping[tuple[int, int], str] = {}  # digests of trained policies by number of sensors and E_max
+    # digests of trained policies by number of sensors and E_max
+    agents: Mapping[tuple[int, int], str] = {}
 
     def entries(
         self, variants: Callable[[Study], Mapping[str, Mapping[str, Any]]], pool: Pool = "report"
@@ -72,7 +80,10 @@ def tune(plan: Plan) -> list[Entry[Cell]]:
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
         return {
-            f"{name}, eta {eta:g}": {"recipe": msgspec.structs.replace(study.recipe, eta=eta), **noise}
+            f"{name}, eta {eta:g}": {
+                "recipe": msgspec.structs.replace(study.recipe, eta=eta),
+                **noise,
+            }
             for name, noise in ((NE, _CLEAN), (NI, {"denoising": _SILENT}), (DENOISED, {}))
             for eta in ETAS
         }
@@ -84,7 +95,9 @@ def fig4(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 4: equal and unequal numbers of local iterations whose sum is the same."""
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
-        unequal = {f"HE, E = {', '.join(map(str, each))}": {"iterations": each} for each in study.unequal}
+        unequal = {
+            f"HE, E = {', '.join(map(str, each))}": {"iterations": each} for each in study.unequal
+        }
         return {f"HO, E = {study.equal} each": {}, **unequal}
 
     return plan.entries(variants)
@@ -93,7 +106,8 @@ def fig4(plan: Plan) -> list[Entry[Cell]]:
 def fig6(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 6: without noise, with noise, and denoised in four ways.
 
-    Two copies that are rounded to the nearest level are the same: Noise2Noise is for a channel with dither.
+    Two copies that are rounded to the nearest level are the same: Noise2Noise is for a channel with
+    dither.
     """
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
@@ -127,13 +141,19 @@ def fig7(plan: Plan) -> list[Entry[Cell]]:
 def fig8(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 8: who decides local iterations; timings are simulated.
 
-    The head takes as many as the busiest sensor, which favours HE: beside it HO and HE with a head that takes its own.
+    The head takes as many as the busiest sensor, which favours HE: beside it HO and HE with a head
+    that takes its own.
     """
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
         found = _policies(plan)(study)
-        own = {f"{name[:2]}, the head takes {study.equal}": name for name in (_RULES["all"], _RULES["one"])}
-        return found | {name: {**found[rule], "head_iterations": study.equal} for name, rule in own.items()}
+        own = {
+            f"{name[:2]}, the head takes {study.equal}": name
+            for name in (_RULES["all"], _RULES["one"])
+        }
+        return found | {
+            name: {**found[rule], "head_iterations": study.equal} for name, rule in own.items()
+        }
 
     return plan.entries(variants)
 
@@ -144,7 +164,8 @@ def fig9(plan: Plan) -> list[Entry[Cell]]:
 
 
 def fig10(plan: Plan) -> list[Entry[Cell]]:
-    """Fig. 10: reward, whose accuracy is measured after each round on products held out of the training file.
+    """Fig. 10: reward, whose accuracy is measured after each round on products held out of the
+    training file.
 
     Only of data sets for which it is known what accuracy is worth.
     """
@@ -156,11 +177,14 @@ def fig10(plan: Plan) -> list[Entry[Cell]]:
 
 
 def curve(plan: Plan) -> list[Entry[Cell]]:
-    """Learning under decisions that stay the same, which the surrogate that agents learn from is fitted to."""
+    """Learning under decisions that stay the same,
+    which the surrogate that agents learn from is fitted to.
+    """
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
         return {
-            f"E = {', '.join(map(str, each))}": {"iterations": each, "every": 1} for each in _DECISIONS[study.sensors]
+            f"E = {', '.join(map(str, each))}": {"iterations": each, "every": 1}
+            for each in _DECISIONS[study.sensors]
         }
 
     return plan.entries(variants, pool="tuning")
@@ -182,8 +206,12 @@ def regret(plan: Plan) -> list[Entry[Cell]]:
 
 
 def central(plan: Plan) -> list[Entry[Cell]]:
-    """The federation beside one model that has all data at one place: the same network, sets and number of steps."""
-    return plan.entries(lambda _: {CENTRAL: {"kind": "central", **_CLEAN}, NE: _CLEAN, DENOISED: {}})
+    """The federation beside one model that has all data at one place: the same network,
+    sets and number of steps.
+    """
+    return plan.entries(
+        lambda _: {CENTRAL: {"kind": "central", **_CLEAN}, NE: _CLEAN, DENOISED: {}}
+    )
 
 
 def valued(studies: Mapping[str, Study]) -> dict[str, Study]:
@@ -208,5 +236,6 @@ def _policies(plan: Plan) -> Callable[[Study], dict[str, Mapping[str, Any]]]:
 
 
 GRIDS: dict[str, Callable[[Plan], list[Entry[Cell]]]] = {
-    each.__name__: each for each in (tune, fig4, fig6, fig7, fig8, fig9, fig10, curve, regret, central)
+    each.__name__: each
+    for each in (tune, fig4, fig6, fig7, fig8, fig9, fig10, curve, regret, central)
 }

@@ -9,11 +9,17 @@ from research.dao_vfl.policies.learning_curve import CIFAR_10, FD002, FD002_MINI
 
 Arrival = Literal["engines", "mixed"]
 ETAS = (0.03, 0.1, 0.3)
-"""Steps of gradient descent that are tried; the paper's 0.01 hardly learns with one step an iteration."""
+"""Steps of gradient descent that are tried;
+the paper's 0.01 hardly learns with one step an iteration.
+"""
 WORTH: dict[tuple[str, int], Curve] = {
-    ("cmapss", 1): FD002, ("cmapss", 32): FD002_MINIBATCH, ("cifar10", 1): CIFAR_10,
-}  # fmt: skip
-"""What weighs accuracy in rewards, by data set and steps an iteration; fitted to runs, so only where there are some."""
+    ("cmapss", 1): FD002,
+    ("cmapss", 32): FD002_MINIBATCH,
+    ("cifar10", 1): CIFAR_10,
+}
+"""What weighs accuracy in rewards, by data set and steps an iteration; fitted to runs,
+so only where there are some.
+"""
 
 
 class Study(NamedTuple):
@@ -27,7 +33,8 @@ class Study(NamedTuple):
     recipe: Recipe
     channel: Channel  # noise, where there is any
     denoising: Denoising
-    unequal: tuple[tuple[int, ...], ...]  # E_k of Fig. 4 with the same sum as `equal`, the second half of them HE
+    # E_k of Fig. 4 with the same sum as `equal`, the second half of them HE
+    unequal: tuple[tuple[int, ...], ...]
     most: int = 5  # E_max where a policy decides
     order: Arrival = "mixed"
     equal: int = 2  # E_k of every sensor (paper VII-F)
@@ -49,7 +56,8 @@ _C_MAPSS = Study(
     denoising=Denoising(rounds=40),
     unequal=((3, 1), (1, 3)),
 )
-_MINIBATCH = _C_MAPSS._replace(  # 64 steps a round on embeddings as received: everybody's curves jump
+# 64 steps a round on embeddings as received: everybody's curves jump
+_MINIBATCH = _C_MAPSS._replace(
     seeds=10,
     recipe=Recipe(eta=0.01, batches=32),
     denoising=Denoising(rounds=40, learning_rate=3e-3, bottleneck=14),  # of four that were tried
@@ -74,9 +82,8 @@ PRESETS: dict[str, Mapping[str, Study]] = {
     "cpu": {**dict.fromkeys(SUBSETS, _C_MAPSS), "cifar10": _CIFAR_10},
     "minibatch": {
         **dict.fromkeys(SUBSETS, _MINIBATCH),
-        "cifar10": _CIFAR_10._replace(  # twice as many steps diverge: four sensors overshoot together
-            recipe=Recipe(eta=0.02, batches=8)
-        ),
+        # twice as many steps diverge: four sensors overshoot together
+        "cifar10": _CIFAR_10._replace(recipe=Recipe(eta=0.02, batches=8)),
     },
     "full": {  # as the paper: until no further chunk is whole; CIFAR-10 whole, for a fast machine
         **dict.fromkeys(SUBSETS, _C_MAPSS._replace(rounds=492, every=10)),

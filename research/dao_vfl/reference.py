@@ -1,4 +1,6 @@
-"""References of a vertical federation: the same network as one autograd graph, where all data are in one place."""
+"""References of a vertical federation: the same network as one autograd graph,
+where all data are in one place.
+"""
 
 from collections.abc import Sequence
 
@@ -16,7 +18,9 @@ _STEPS, _BATCH, _RATE = 3000, 256, 1e-3  # of the fixed model, with Adam
 
 
 class Whole(nn.Module):
-    """All feature models and the head; initial values are those of the federation with the same seed."""
+    """All feature models and the head; initial values are those of the federation with the same
+    seed.
+    """
 
     def __init__(self, spec: VflSpec, shapes: Sequence[Sequence[int]]):
         super().__init__()
@@ -41,7 +45,9 @@ class Whole(nn.Module):
 
 
 class Central:
-    """Centralised online gradient descent: a federation's sets, batches and steps, without its channel."""
+    """Centralised online gradient descent: a federation's sets, batches and steps,
+    without its channel.
+    """
 
     def __init__(self, spec: VflSpec, stream: Stream):
         self.spec, self.stream = spec, stream
@@ -55,7 +61,9 @@ class Central:
         first, end = self.spec.window.span(self.round)
         rows, samples = torch.arange(first, end), [each[first:end] for each in self.stream.samples]
         loss = nn.functional.cross_entropy(self.predict(samples), self.stream.labels[rows]).item()
-        random = torch.Generator().manual_seed(key_to_seed(self.spec.seed, "central", self.round, "batches"))
+        random = torch.Generator().manual_seed(
+            key_to_seed(self.spec.seed, "central", self.round, "batches")
+        )
         for _ in range(max(iterations)):
             for batch in split_batches(len(rows), self.spec.recipe.batches, random):
                 _descend(self.model, self._optimiser, self.stream, rows[batch])
@@ -67,9 +75,11 @@ class Central:
 
 
 class Fixed:
-    """A model that saw all products beforehand and does not learn any more: a proxy of the best fixed one.
+    """A model that saw all products beforehand and does not learn any more:
+    a proxy of the best fixed one.
 
-    It is trained on the sum of all rounds' losses: a product counts as its part in the mean of every set that has it.
+    It is trained on the sum of all rounds' losses: a product counts as its part in the mean of
+    every set that has it.
     """
 
     def __init__(self, spec: VflSpec, stream: Stream, rounds: int):
@@ -77,7 +87,8 @@ class Fixed:
         self.model = Whole(spec, [each.shape[1:] for each in stream.samples])
         self._learn(stream, _shares(spec.window, rounds), spec.seed)
         logits = self.model.predict(stream.samples)
-        self._losses = nn.functional.cross_entropy(logits, stream.labels, reduction="none")  # of each product
+        # of each product
+        self._losses = nn.functional.cross_entropy(logits, stream.labels, reduction="none")
 
     def step(self, iterations: Sequence[int]) -> SimulatedRound:
         """The loss over the next round's set."""
@@ -108,6 +119,8 @@ def _shares(window: Window, rounds: int) -> Tensor:
 
 def _descend(model: Whole, optimiser: torch.optim.Optimizer, stream: Stream, rows: Tensor) -> None:
     optimiser.zero_grad()
-    loss = nn.functional.cross_entropy(model([each[rows] for each in stream.samples]), stream.labels[rows])
+    loss = nn.functional.cross_entropy(
+        model([each[rows] for each in stream.samples]), stream.labels[rows]
+    )
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

@@ -4,7 +4,10 @@ from research.dao_vfl.data import SUBSETS
 
 CLAIMS = {
     "tune": "A step of 0.01.",
-    "fig4": "Equal numbers of local iterations learn better than unequal ones of the same sum, on both data sets.",
+    "fig4": (
+        "Equal numbers of local iterations learn better than unequal ones of the same sum, on "
+        "both data sets."
+    ),
     "fig6": "C-MAPSS: with noise it hardly converges, denoised it is as good as without noise. "
     "CIFAR-10: denoised it is better than without noise.",
     "fig7": "The longer the denoiser learns, the better; more so on C-MAPSS, whose set grows.",
@@ -12,8 +15,10 @@ CLAIMS = {
     "fig9": "PPO has the lowest latency, then HE, then HO.",
     "fig10": "PPO has the highest reward, then HO, then HE.",
     "curve": "Agents learn on the line itself.",
-    "regret": "With a step of order 1/sqrt(T), regret is of order sqrt(T) + T times what noise leaves in the gradient; "
-    "there is no figure of it.",
+    "regret": (
+        "With a step of order 1/sqrt(T), regret is of order sqrt(T) + T times what noise leaves "
+        "in the gradient; there is no figure of it."
+    ),
     "central": "There is no centralised model.",
 }
 TITLES = {
@@ -28,4 +33,7 @@ TITLES = {
     "regret": "Regret against an offline-trained proxy of the best fixed model",
     "central": "Beside a centralised model with the same network",
 }
-DATASETS = {**{name: f"C-MAPSS {subset}" for name, subset in SUBSETS.items()}, "cifar10": "CIFAR-10"}
+DATASETS = {
+    **{name: f"C-MAPSS {subset}" for name, subset in SUBSETS.items()},
+    "cifar10": "CIFAR-10",
+}

@@ -1,4 +1,6 @@
-"""A cell's run: all rounds of a vertical federation in one process, with measurements in between."""
+"""A cell's run: all rounds of a vertical federation in one process,
+with measurements in between.
+"""
 
 import math
 import time
@@ -36,7 +38,9 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     parts = split(cell.split, inputs.sources[cell.split.digest], cell.seed, cell.window.start)
     timings = SimulatedTimings(len(cell.iterations)).sample(cell.rounds, cell.seed, 0)
     decided = _decisions(cell, inputs, timings)
-    curve, losses, diverged = _play(cell, _player(cell, spec(cell, parts), parts.stream), parts.held_out, decided)
+    curve, losses, diverged = _play(
+        cell, _player(cell, spec(cell, parts), parts.stream), parts.held_out, decided
+    )
     return Finished(
         key=cell.key,
         cell=cell,
@@ -68,7 +72,9 @@ def _policy(name: str, most: int, inputs: Inputs) -> Policy:
         return OnnxAgent(file)
 
 
-def _play(cell: Cell, player: Player, held_out: Stream, decided: Ints) -> tuple[list[Point], list[float | None], int]:
+def _play(
+    cell: Cell, player: Player, held_out: Stream, decided: Ints
+) -> tuple[list[Point], list[float | None], int]:
     """Measurements, losses, and the round that diverged (0: none)."""
     curve: list[Point] = []
     losses: list[float | None] = []
@@ -76,7 +82,9 @@ def _play(cell: Cell, player: Player, held_out: Stream, decided: Ints) -> tuple[
         try:
             losses.append(_finite(player.step(iterations).loss))
             if round_ % cell.every == 0 or round_ in (1, cell.rounds):
-                curve.append(_point(player, _tested(cell, held_out, round_), round_, numbers=_numbers(cell)))
+                curve.append(
+                    _point(player, _tested(cell, held_out, round_), round_, numbers=_numbers(cell))
+                )
         except EdgeNodeError:  # the one reason that a player has
             return curve, losses, round_
     return curve, losses, 0
@@ -98,7 +106,8 @@ def spec(cell: Cell, parts: Parts) -> VflSpec:
     if needed > there:
         most = max(0, 1 + (there - cell.window.start) // cell.window.chunk)
         raise EdgeNodeError(
-            f"{cell.rounds} rounds need {needed} products, of which {there} are there", f"play {most} at most: --rounds"
+            f"{cell.rounds} rounds need {needed} products, of which {there} are there",
+            f"play {most} at most: --rounds",
         )
     classes = 1 + int(max(parts.stream.labels.max(), parts.held_out.labels.max()))
     return VflSpec(
@@ -125,7 +134,9 @@ def _numbers(cell: Cell) -> bool:
 
 
 def _tested(cell: Cell, held_out: Stream, round_: int) -> Stream:
-    """Where the training set slides, so does half of the held-out products, from first to last (paper VII-B)."""
+    """Where the training set slides, so does half of the held-out products,
+    from first to last (paper VII-B).
+    """
     if not cell.window.size or round_ == cell.rounds:  # final figures are of all
         return held_out
     count = len(held_out.labels)

@@ -11,13 +11,16 @@ from research.runner.panels import Panel
 from research.runner.tables import Table, format_difference, format_spread, mark_fewer
 
 LEGEND = (
-    "Entries: mean ± standard deviation over seeds after the last round, or of the mean of all measured rounds, [n] "
-    "where n seeds have it; beside them a comparison with the first row, seed by seed, with a 95 % interval."
+    "Entries: mean ± standard deviation over seeds after the last round, or of the mean of all "
+    "measured rounds, [n] where n seeds have it; beside them a comparison with the first row, "
+    "seed by seed, with a 95 % interval."
 )
 
 
 def table(name: str, panel: Panel[Finished]) -> Table:
-    """A data set: a row for each variant, a column for each measure, what is compared with the first row beside it."""
+    """A data set: a row for each variant, a column for each measure,
+    what is compared with the first row beside it.
+    """
     compared, alone = _columns(name, panel.data)
     first = next(iter(panel.variants))
     seeds = max(map(len, panel.variants.values()))
@@ -28,7 +31,10 @@ def table(name: str, panel: Panel[Finished]) -> Table:
         row = [variant]
         for measure in compared:
             values = _last(panel, measure, variant)
-            row += [_entry(values, seeds), _compared(values, _last(panel, measure, first)) if variant != first else ""]
+            row += [
+                _entry(values, seeds),
+                _compared(values, _last(panel, measure, first)) if variant != first else "",
+            ]
         row += [_entry(_last(panel, measure, variant), seeds) for measure in alone]
         rows.append([*row, _note(results)])
     if not any(row[-1] for row in rows):
@@ -44,7 +50,10 @@ def _columns(name: str, data: str) -> tuple[list[Measure], list[Measure]]:
     if name in ("fig9", "fig10", "regret"):
         return [main], []
     compared = [main, Measure(f"{main.name}, mean of the rounds", f"mean {main.key}", main.scale)]
-    return compared, [loss] if data == "cifar10" else [Measure("RMSE of the likeliest", "rmse_likeliest"), loss]
+    return compared, [loss] if data == "cifar10" else [
+        Measure("RMSE of the likeliest", "rmse_likeliest"),
+        loss,
+    ]
 
 
 def _last(panel: Panel[Finished], measure: Measure, variant: str) -> dict[int, float]:
@@ -61,7 +70,9 @@ def _entry(values: Mapping[int, float], seeds: int) -> str:
 
 def _compared(values: Mapping[int, float], reference: Mapping[int, float]) -> str:
     """In percent of the reference."""
-    shares = {seed: 100 * value / reference[seed] for seed, value in values.items() if reference.get(seed)}
+    shares = {
+        seed: 100 * value / reference[seed] for seed, value in values.items() if reference.get(seed)
+    }
     difference = statistics.paired_difference(shares, dict.fromkeys(shares, 100.0))
     return format_difference(difference, " %") if difference else "-"
 

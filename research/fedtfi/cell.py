@@ -10,7 +10,9 @@ from research.runner.tuning import Pool
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How a data set's sources are shared among nodes; fields and options of `partition.Scheme` but for the seed."""
+    """How a data set's sources are shared among nodes;
+    fields and options of `partition.Scheme` but for the seed.
+    """
 
     data: str  # of `data.DATASETS`
     images: str  # SHA-256 of the triples (source, digest, class): which images, not where they lie
@@ -24,14 +26,18 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(FederationCell[Setting], frozen=True, kw_only=True):
-    """One federation; `weights` is none, imagenet, or the SHA-256 of the file that the encoder is made from."""
+    """One federation; `weights` is none, imagenet,
+    or the SHA-256 of the file that the encoder is made from.
+    """
 
     embed: bool = False  # whether features are projected to two dimensions
     head: Literal["statistics"] | UnsetType = UNSET  # unset: the classifier that the method trains
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A round: training in it, and the shared model after it on all nodes' held-out images; shares in 0..1."""
+    """A round: training in it, and the shared model after it on all nodes' held-out images;
+    shares in 0..1.
+    """
 
     round: int
     accuracy: float
@@ -51,7 +57,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """Features of all nodes' held-out images by the last shared model, in two dimensions (Fig. 9)."""
+    """Features of all nodes' held-out images by the last shared model, in two dimensions
+    (Fig. 9).
+    """
 
     sources: list[str]  # of each image
     labels: list[str]
@@ -65,16 +73,19 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     classes: list[str]
     curve: list[Point]  # every round; empty where no classifier is shared
-    confusion: list[list[int]]  # after the last round: held-out images by class (row) and prediction; empty likewise
+    # after the last round: held-out images by class (row) and prediction; empty likewise
+    confusion: list[list[int]]
     nodes: list[Node]
     embedding: Embedding | None = None  # where the cell asks for it
-    heads: list[float] | UnsetType = UNSET  # accuracy of each node's consensus head, if it has one; on all images
+    # accuracy of each node's consensus head, if it has one; on all images
+    heads: list[float] | UnsetType = UNSET
     seconds: float
     machine: str  # processor: times compare within one machine only
 
     @property
     def accuracy(self) -> float:
-        """On all held-out images: of nodes' consensus heads in the mean, or else of the last shared model.
+        """On all held-out images: of nodes' consensus heads in the mean,
+        or else of the last shared model.
 
         Where no classifier is shared, `personal`.
         """
@@ -84,5 +95,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def personal(self) -> float:
-        """Accuracy of the models that nodes serve, each on its own held-out images: the mean over nodes."""
+        """Accuracy of the models that nodes serve, each on its own held-out images:
+        the mean over nodes.
+        """
         return sum(node.accuracy for node in self.nodes) / len(self.nodes)

@@ -1,4 +1,6 @@
-"""The data sets as sources that see the same classes differently: cloth in several pieces, steel of two plants."""
+"""The data sets as sources that see the same classes differently: cloth in several pieces,
+steel of two plants.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +10,8 @@ from typing import NamedTuple
 from broker_config.protocol.errors import UsageError
 from trainer.data.class_folders import Catalogue, LabelledImages, merge, scan_sources
 
-_PIECES = (("sample_a", "sample_b"), ("sample_c", "sample_d"))  # KTH-TIPS2-a: folders of each source
+# KTH-TIPS2-a: folders of each source
+_PIECES = (("sample_a", "sample_b"), ("sample_c", "sample_d"))
 _DEFECTS = {  # X-SDD's names of what NEU-CLS has too
     "slag_inclusion": "inclusion",
     "surface_scratch": "scratches",
@@ -31,13 +34,23 @@ def read(folders: Mapping[str, Path]) -> dict[str, tuple[Catalogue, ...]]:
     Raises:
         UsageError: one of a data set's folders is not given, or something is wrong with it.
     """
-    wanted = {name: each for name, each in DATASETS.items() if any(folder in folders for folder in each.folders)}
-    lacking = [folder for each in wanted.values() for folder in each.folders if folder not in folders]
+    wanted = {
+        name: each
+        for name, each in DATASETS.items()
+        if any(folder in folders for folder in each.folders)
+    }
+    lacking = [
+        folder for each in wanted.values() for folder in each.folders if folder not in folders
+    ]
     if lacking:
         raise UsageError(
-            "steel takes two sources, NEU-CLS and X-SDD", f"pass --data {lacking[0]}=FOLDER, too, or neither"
+            "steel takes two sources, NEU-CLS and X-SDD",
+            f"pass --data {lacking[0]}=FOLDER, too, or neither",
         )
-    return {name: each.read([folders[folder] for folder in each.folders]) for name, each in wanted.items()}
+    return {
+        name: each.read([folders[folder] for folder in each.folders])
+        for name, each in wanted.items()
+    }
 
 
 def digest(sources: Sequence[Catalogue]) -> str:
@@ -88,7 +101,8 @@ class Dataset(NamedTuple):
     folders: tuple[str, ...]  # names for `--data`
     sources: tuple[str, ...]  # their titles
     read: Callable[[Sequence[Path]], tuple[Catalogue, ...]]
-    held_out: int = 0  # so many sources, the last ones, are held out whole: the others' in their order
+    # so many sources, the last ones, are held out whole: the others' in their order
+    held_out: int = 0
 
 
 DATASETS = {

@@ -31,7 +31,9 @@ class FedTFIOrder(Order):
     weights: Sequence[str] = ()  # [MODEL=]NAME or FILE; without a model: of all others
 
 
-def plan(order: FedTFIOrder, finished: Iterable[Finished], show: progress.Report) -> Grid[Cell, Finished]:
+def plan(
+    order: FedTFIOrder, finished: Iterable[Finished], show: progress.Report
+) -> Grid[Cell, Finished]:
     """Read which images there are, and lay out the grid.
 
     Raises:
@@ -47,14 +49,22 @@ def plan(order: FedTFIOrder, finished: Iterable[Finished], show: progress.Report
     )
     if not preset.studies:
         folders = ", ".join(f"--data {name}=FOLDER" for name in DATASETS[preset.tuned_on].folders)
-        raise UsageError(f"the preset {order.preset} has no experiment with these data sets", f"pass {folders}")
+        raise UsageError(
+            f"the preset {order.preset} has no experiment with these data sets", f"pass {folders}"
+        )
     given = parse_weights(order.weights)
     weights = {
         variant.model: given.get(variant.model) or given.get("") or choose_weights(variant.model)
         for variant in variants.tuned(preset)
     }
     images = {name: data.digest(each) for name, each in sources.items()}
-    plan = Plan(preset, images, {model: _digest(each) for model, each in weights.items()}, TORCH, order.device)
+    plan = Plan(
+        preset,
+        images,
+        {model: _digest(each) for model, each in weights.items()},
+        TORCH,
+        order.device,
+    )
     stored = list(finished)
     if order.name != TUNE:
         plan = plan._replace(tuned=tuned(order.name, plan, stored))
@@ -64,14 +74,18 @@ def plan(order: FedTFIOrder, finished: Iterable[Finished], show: progress.Report
     entries = grid(order.name, plan)
     cells = distinct(entry.cell for entry in entries)
     missing = {cell.key: cell for cell in cells}.keys() - {each.key for each in stored}
-    _check_reach({cell.model for cell in cells if cell.key in missing and weights[cell.model] == "imagenet"})
+    _check_reach(
+        {cell.model for cell in cells if cell.key in missing and weights[cell.model] == "imagenet"}
+    )
 
     def inputs(cells: Collection[Cell]) -> Inputs:
         catalogues = {cell.setting.images: sources[cell.setting.data] for cell in cells}
         return Inputs(
             catalogues,
             {
-                (digest, size): load(merge(catalogues[digest]), merge(catalogues[digest]).classes, size)
+                (digest, size): load(
+                    merge(catalogues[digest]), merge(catalogues[digest]).classes, size
+                )
                 for digest, size in {(cell.setting.images, cell.size) for cell in cells}
             },
             {cell.weights: weights[cell.model] for cell in cells},
@@ -86,7 +100,9 @@ def report(name: str, entries: Sequence[Entry[Cell]], finished: Mapping[str, Fin
     made, words = tables.make(name, entries, finished, panels)
     conditions = tables.conditions([each.cell for panel in panels for each in panel.results])
     return Report(
-        [f"{words} {conditions}"], made, partial(figures.draw, name, panels) if name in figures.DRAWN else None
+        [f"{words} {conditions}"],
+        made,
+        partial(figures.draw, name, panels) if name in figures.DRAWN else None,
     )
 
 
@@ -112,8 +128,11 @@ FEDTFI = Paper(reported.TITLES, data.FOLDERS, Finished, plan, run_cell, describe
 
 
 def _check_reach(models: Iterable[str]) -> None:
-    """Refuse ImageNet's weights that cannot be had, before cells fail one after another for want of them."""
-    for model in {NETWORKS[model].imagenet: model for model in sorted(models)}.values():  # one for each file
+    """Refuse ImageNet's weights that cannot be had,
+    before cells fail one after another for want of them.
+    """
+    # one for each file
+    for model in {NETWORKS[model].imagenet: model for model in sorted(models)}.values():
         if not backbones.can_download(model):
             raise UsageError(
                 f"the ImageNet weights for {model!r} are out of reach",
@@ -130,5 +149,6 @@ def _digest(weights: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UsageError(
-            f"there is no weights file {weights}", "pass none, imagenet or an existing .safetensors file"
+            f"there is no weights file {weights}",
+            "pass none, imagenet or an existing .safetensors file",
         ) from error

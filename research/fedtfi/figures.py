@@ -22,7 +22,10 @@ _SPREAD = "Mean over seeds; {} a standard deviation over seeds."
 Measure = Callable[[Point], float]
 _LOSS: Mapping[str, Measure] = {"training loss": lambda point: point.loss}
 _ACCURACY: Mapping[str, Measure] = {"accuracy %": lambda point: 100 * point.accuracy}
-_RANKS: Mapping[str, Measure] = {"F1 %": lambda point: 100 * point.f1, "AUC %": lambda point: 100 * point.auc}
+_RANKS: Mapping[str, Measure] = {
+    "F1 %": lambda point: 100 * point.f1,
+    "AUC %": lambda point: 100 * point.auc,
+}
 
 
 def draw(name: str, panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
@@ -33,7 +36,9 @@ def draw(name: str, panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
 
 
 def _learning(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
-    """Fig. 6: accuracy and training loss over rounds, a column for each data set, a curve for each framework."""
+    """Fig. 6: accuracy and training loss over rounds, a column for each data set,
+    a curve for each framework.
+    """
     figure, grid = style.grid(2, len(panels), 4.6, 2.7, sharex="col")
     colours = _colours(panels)
     for panel, (upper, lower) in zip(panels, grid.T, strict=True):
@@ -48,13 +53,18 @@ def _learning(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
 
 
 def _ranking(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
-    """Fig. 7: F1 and AUC, below them training loss, over rounds; a column for each framework, the same axes for all."""
+    """Fig. 7: F1 and AUC, below them training loss, over rounds;
+    a column for each framework, the same axes for all.
+    """
     names = shown_variants(panels)
     figure, grid = style.grid(2 * len(panels), len(names), 2.3, 2.2, sharex="col", sharey="row")
     for panel, (upper, lower) in zip(panels, zip(grid[::2], grid[1::2], strict=True), strict=True):
         for place, variant in enumerate(names):
             seeds = panel.variants.get(variant, {}).values()
-            for axes, measures, first in ((upper[place], _RANKS, 0), (lower[place], _LOSS, len(_RANKS))):
+            for axes, measures, first in (
+                (upper[place], _RANKS, 0),
+                (lower[place], _LOSS, len(_RANKS)),
+            ):
                 for number, (label, measure) in enumerate(measures.items(), first):
                     _curve(axes, seeds, measure, _LINES[number], label)
         upper[0].set(ylabel=f"{DATASETS[panel.data].title}\nF1, AUC %", ylim=(0, 102))
@@ -65,7 +75,10 @@ def _ranking(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
     for axes in grid[-1]:
         axes.set_xlabel("round")
     style.legend(figure, grid)
-    return figure, f"Shared model on all nodes' held-out images, macro means. {_SPREAD.format('the band is')}"
+    return (
+        figure,
+        f"Shared model on all nodes' held-out images, macro means. {_SPREAD.format('the band is')}",
+    )
 
 
 def _confusions(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
@@ -84,7 +97,10 @@ def _confusions(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
             if panel is panels[-1]:
                 axes.set_xlabel("predicted")
         row[0].set_ylabel(f"{DATASETS[panel.data].title}\nclass")
-    words = "Of each class's held-out images the percentage that is taken for each class, those of all seeds together."
+    words = (
+        "Of each class's held-out images the percentage that is taken for each class, those of "
+        "all seeds together."
+    )
     return figure, f"{words} Above: accuracy, mean over seeds."
 
 
@@ -93,9 +109,18 @@ def _confusion(axes: "Axes", variant: str, found: Sequence[Finished]) -> None:
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
     for (row, column), share in np.ndenumerate(shares):
-        axes.text(column, row, f"{share:.0f}", ha="center", va="center", color="white" if share > 55 else "black")
+        axes.text(
+            column,
+            row,
+            f"{share:.0f}",
+            ha="center",
+            va="center",
+            color="white" if share > 55 else "black",
+        )
     places = range(len(shares))
-    axes.set_xticks(places, found[0].classes, rotation=35, ha="right", rotation_mode="anchor", size=8)
+    axes.set_xticks(
+        places, found[0].classes, rotation=35, ha="right", rotation_mode="anchor", size=8
+    )
     axes.set_yticks(places, found[0].classes, size=8)
     axes.set_title(f"{variant}\n{_spread(found).mean:.1f} %")
 
@@ -117,7 +142,8 @@ def _features(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
     for axes, word in zip(grid[:, 0], ("by source", "by class"), strict=True):
         axes.set_ylabel(word)
     words = (
-        "t-SNE of the shared model's features of all nodes' held-out images: distances between clusters mean nothing."
+        "t-SNE of the shared model's features of all nodes' held-out images: distances between "
+        "clusters mean nothing."
     )
     return figure, words
 
@@ -125,15 +151,26 @@ def _features(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
 def _scatter(axes: "Axes", embedding: Embedding, kinds: Sequence[str]) -> None:
     style.scatter(axes, embedding.points, kinds, sorted(set(kinds)), size=10)
     axes.set(xticks=[], yticks=[])
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, fontsize=8, handletextpad=0.1, columnspacing=0.8)
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        ncols=2,
+        fontsize=8,
+        handletextpad=0.1,
+        columnspacing=0.8,
+    )
 
 
 def _bars(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
-    """Fig. 10: FedTFI without MusTEN beside the other frameworks; heads behind PFI and TEL. A row for each data set."""
+    """Fig. 10: FedTFI without MusTEN beside the other frameworks;
+    heads behind PFI and TEL. A row for each data set.
+    """
     figure, grid = style.grid(len(panels), 2, 4.2, 3.0, sharey=True)
     for panel, row in zip(panels, grid, strict=True):
         kinds = {
-            "others, and FedTFI without MusTEN": [name for name in panel.variants if name in FRAMEWORKS],
+            "others, and FedTFI without MusTEN": [
+                name for name in panel.variants if name in FRAMEWORKS
+            ],
             "heads behind PFI and TEL": [name for name in panel.variants if name not in FRAMEWORKS],
         }
         for axes, (title, names) in zip(row, kinds.items(), strict=True):
@@ -160,7 +197,9 @@ DRAWN: Mapping[str, Callable[[Sequence[Panel[Finished]]], tuple["Figure", str]]]
 _LINES = (style.COLOURS[0], style.COLOURS[1], style.REFERENCE)  # F1, AUC, loss
 
 
-def _curve(axes: "Axes", found: Iterable[Finished], measure: Measure, colour: str, label: str) -> None:
+def _curve(
+    axes: "Axes", found: Iterable[Finished], measure: Measure, colour: str, label: str
+) -> None:
     values = np.array([[measure(point) for point in each.curve] for each in found])
     if values.size:
         style.band(axes, range(1, values.shape[1] + 1), values, colour, label)

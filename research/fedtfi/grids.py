@@ -30,7 +30,8 @@ SCENARIOS = {
     BOTH_2: Scenario("sources_groups", 2),
 }
 
-_TUNED_IN = {LABEL: BOTH_1, FEATURE: FEATURE, BOTH_1: BOTH_1, BOTH_2: BOTH_1}  # whose trials count for a scenario
+# whose trials count for a scenario
+_TUNED_IN = {LABEL: BOTH_1, FEATURE: FEATURE, BOTH_1: BOTH_1, BOTH_2: BOTH_1}
 
 
 class Plan(NamedTuple):
@@ -122,8 +123,12 @@ def grid(name: str, plan: Plan) -> list[Entry[Cell]]:
 
 
 def tuned(name: str, plan: Plan, finished: Sequence[Finished]) -> dict[str, dict[Variant, Trial]]:
-    """The best trials by scenario of those that an experiment compares; empty where not all have some."""
-    compared = list(dict.fromkeys(variant.tuned for variant in COMPARISONS[name].variants(plan.preset).values()))
+    """The best trials by scenario of those that an experiment compares;
+    empty where not all have some.
+    """
+    compared = list(
+        dict.fromkeys(variant.tuned for variant in COMPARISONS[name].variants(plan.preset).values())
+    )
 
     def chosen(scenario: str) -> dict[Variant, Trial]:
         def is_comparable(cell: Cell) -> bool:
@@ -157,7 +162,9 @@ def compare(comparison: Comparison, plan: Plan) -> list[Entry[Cell]]:
 
     def cell(data: str, scenario: str, variant: Variant, seed: int) -> Cell:
         trial = plan.trial(variant, scenario)
-        return plan.cell(data, scenario, variant, trial, seed, pool=comparison.pool, embed=comparison.embed)
+        return plan.cell(
+            data, scenario, variant, trial, seed, pool=comparison.pool, embed=comparison.embed
+        )
 
     return [
         Entry(name, data, scenario, cell(data, scenario, variant, seed))

@@ -11,7 +11,8 @@ from broker_config.protocol.messages import Training
 class Models(NamedTuple):
     """Networks of one scale."""
 
-    heads: Mapping[str, str]  # texture networks that FedTFI is compared with, by the name of their head
+    # texture networks that FedTFI is compared with, by the name of their head
+    heads: Mapping[str, str]
     whole: str  # FedTFI's: TEL and MusTEN
     tel: str  # without MusTEN
     musten: str  # without TEL
@@ -57,7 +58,11 @@ SMALL = Models(
     tel="tel_small",
     musten="musten_small",
     maps="maps_small",
-    exchanged={"Deep-TEN": "tel_deepten_small", "DEPNet": "tel_dep_small", "CLASSNet": "tel_class_small"},
+    exchanged={
+        "Deep-TEN": "tel_deepten_small",
+        "DEPNet": "tel_dep_small",
+        "CLASSNet": "tel_class_small",
+    },
 )
 _PAPER = SMALL._replace(  # of what TEL and MusTEN are worth only the small scale has networks
     heads={
@@ -75,7 +80,8 @@ _PAPER = SMALL._replace(  # of what TEL and MusTEN are worth only the small scal
 _KTH = Study(
     nodes=8, samples=24, test_samples=30, shared=2, scenarios=(LABEL, FEATURE, BOTH_1, BOTH_2)
 )  # 2 sources with 4 classes
-_STEEL = Study(nodes=6, samples=24, test_samples=40, shared=2, scenarios=(LABEL, FEATURE, BOTH_1))  # 2 sources with 3
+# 2 sources with 3
+_STEEL = Study(nodes=6, samples=24, test_samples=40, shared=2, scenarios=(LABEL, FEATURE, BOTH_1))
 _CPU = Preset(
     models=SMALL,
     heads=tuple(SMALL.heads),
@@ -91,15 +97,20 @@ _SHORT = _CPU._replace(heads=("Deep-TEN",), scenarios=(FEATURE, BOTH_1))
 PRESETS: dict[str, Preset] = {
     "quick": _SHORT,
     "cpu": _CPU,
-    "sgd": _SHORT._replace(training=msgspec.structs.replace(_CPU.training, optimizer="sgd")),  # the paper's optimiser
-    "pieces": _SHORT._replace(studies={"pieces": _KTH}, tuned_on="pieces"),  # whole pieces of cloth held out
-    "full": _CPU._replace(  # local epochs and batch of the paper, which states no rounds, nodes or images of a node
+    # the paper's optimiser
+    "sgd": _SHORT._replace(training=msgspec.structs.replace(_CPU.training, optimizer="sgd")),
+    # whole pieces of cloth held out
+    "pieces": _SHORT._replace(studies={"pieces": _KTH}, tuned_on="pieces"),
+    # local epochs and batch of the paper, which states no rounds, nodes or images of a node
+    "full": _CPU._replace(
         models=_PAPER,
         heads=tuple(_PAPER.heads),
         training=Training(learning_rate=1e-3, local_epochs=10, batch_size=128, augment=False),
         rounds=50,
         seeds=5,
-        studies={  # as many images as the tuning pool of KTH-TIPS2 and the report pool of X-SDD can give every node
+        # as many images as the tuning pool of KTH-TIPS2 and the report pool of X-SDD can give every
+        # node
+        studies={
             "kth": _KTH._replace(samples=36, test_samples=20),
             "steel": _STEEL._replace(samples=48, test_samples=30),
         },

@@ -1,8 +1,11 @@
-"""The paper's own numbers: Tables 2 and 4 of FedTFI (Peng et al., 2022), accuracy in percent, on its private cloth."""
+"""The paper's own numbers: Tables 2 and 4 of FedTFI (Peng et al., 2022), accuracy in percent,
+on its private cloth.
+"""
 
 from research.fedtfi.presets import BOTH_1, BOTH_2, FEATURE, LABEL
 
-# Framework and head: label skew, feature skew, both with #C = 1, both with #C = 2; with ResNet-18 / ResNet-50 as trunk.
+# Framework and head: label skew, feature skew, both with #C = 1, both with #C = 2; with ResNet-18 /
+# ResNet-50 as trunk.
 # In the copy at hand the first row is damaged: its leading digits are inferred, one cannot be.
 _TABLE_2 = """
 Data Sharing, Deep-TEN  64.8 81.7 62.8 7?.0 / 67.1 83.0 63.5 78.8
@@ -32,9 +35,17 @@ def _parse(text: str) -> dict[tuple[str, str], str]:
     for row in text.strip().splitlines():
         name, _, numbers = row.partition("  ")
         trunks = [trunk.split() for trunk in numbers.split("/")]
-        found |= {(name, scenario): " / ".join(each) for scenario, *each in zip(_COLUMNS, *trunks, strict=True)}
-        for trunk, values in zip(_TRUNKS if len(trunks) > 1 else ("DenseNet",), trunks, strict=True):
-            found |= {(f"{name}, {trunk}", scenario): each for scenario, each in zip(_COLUMNS, values, strict=True)}
+        found |= {
+            (name, scenario): " / ".join(each)
+            for scenario, *each in zip(_COLUMNS, *trunks, strict=True)
+        }
+        for trunk, values in zip(
+            _TRUNKS if len(trunks) > 1 else ("DenseNet",), trunks, strict=True
+        ):
+            found |= {
+                (f"{name}, {trunk}", scenario): each
+                for scenario, each in zip(_COLUMNS, values, strict=True)
+            }
     return found
 
 

@@ -33,7 +33,8 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     """Simulate the federation, evaluating the shared model after every round.
 
     Raises:
-        EdgeNodeError: the images do not suffice, the training has diverged, or another torch is installed here.
+        EdgeNodeError: the images do not suffice, the training has diverged, or another torch is
+            installed here.
     """
     check_torch(cell.torch)
     started = time.monotonic()
@@ -51,12 +52,24 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         seed=cell.seed,
         aggregate="mean",  # the papers'
     )
-    spec, broadcast = draft(request, federation="experiment", classes=merge(sources).classes, nodes=cell.setting.nodes)
+    spec, broadcast = draft(
+        request, federation="experiment", classes=merge(sources).classes, nodes=cell.setting.nodes
+    )
     pictures = _with_stem_output(cell, inputs, spec, broadcast)
-    images = {share.node: Images(pictures.among(share.train), pictures.among(share.test)) for share in shares}
-    evaluator = Evaluator(spec, pictures.among(merge([share.test for share in shares])), broadcast, cell.device)
+    images = {
+        share.node: Images(pictures.among(share.train), pictures.among(share.test))
+        for share in shares
+    }
+    evaluator = Evaluator(
+        spec, pictures.among(merge([share.test for share in shares])), broadcast, cell.device
+    )
     outcome = simulate(
-        spec, broadcast, images, engine=Engine(device=cell.device), closed=evaluator, evaluate_every=cell.rounds
+        spec,
+        broadcast,
+        images,
+        engine=Engine(device=cell.device),
+        closed=evaluator,
+        evaluate_every=cell.rounds,
     )
     return Finished(
         key=cell.key,
@@ -66,14 +79,18 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         confusion=evaluator.evaluations[-1].confusion if evaluator.evaluations else [],
         nodes=[_node(name, model) for name, model in outcome.models.items()],
         embedding=_embedding(evaluator, outcome.broadcast, sources, cell) if cell.embed else None,
-        heads=[evaluator.accuracy_of(model) for model in outcome.models.values()] if cell.head else UNSET,
+        heads=[evaluator.accuracy_of(model) for model in outcome.models.values()]
+        if cell.head
+        else UNSET,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
 
 
 def take_shares(cell: Cell, sources: Sequence[Catalogue]) -> list[Share]:
-    """The nodes' images; where whole sources are held out, what a node holds out is of the one beside its own."""
+    """The nodes' images; where whole sources are held out,
+    what a node holds out is of the one beside its own.
+    """
     scheme, count = _scheme(cell), DATASETS[cell.setting.data].held_out
     if not count:
         return scheme.shares(*sources)
@@ -99,9 +116,13 @@ def _with_stem_output(cell: Cell, inputs: Inputs, spec: Spec, broadcast: Arrays)
         with torch.no_grad():
             data = TrainingSet.of(pictures, spec.preprocessing, cell.device)
             tensors = to_tensors(broadcast, cell.device)
-            output = data.with_stem_output(Network(spec.model, len(spec.classes)), tensors).stem_output
+            output = data.with_stem_output(
+                Network(spec.model, len(spec.classes)), tensors
+            ).stem_output
         _stem_outputs.clear()  # the next cells have the same images, mostly
-        _stem_outputs[key] = pictures._replace(stem_output=None if output is None else output.cpu().numpy())
+        _stem_outputs[key] = pictures._replace(
+            stem_output=None if output is None else output.cpu().numpy()
+        )
     return _stem_outputs[key]
 
 
@@ -118,19 +139,28 @@ class Evaluator:
     """Evaluates each round's shared model on the same images, where there is a classifier in it."""
 
     def __init__(self, spec: Spec, images: LabelledImages, broadcast: Arrays, device: Device):
-        """What nothing of a network's training changes is computed once, with the first broadcast."""
+        """What nothing of a network's training changes is computed once,
+        with the first broadcast.
+        """
         self.images, self.evaluations, self._device = images, list[Evaluation](), device
-        self._network, tensors = Network(spec.model, len(spec.classes)), to_tensors(broadcast, device)
+        self._network, tensors = (
+            Network(spec.model, len(spec.classes)),
+            to_tensors(broadcast, device),
+        )
         torch.set_num_threads(spec.threads)
         with torch.no_grad():
-            self._data = TrainingSet.of(images, spec.preprocessing, device).with_stem_output(self._network, tensors)
+            self._data = TrainingSet.of(images, spec.preprocessing, device).with_stem_output(
+                self._network, tensors
+            )
 
     def __call__(self, round_: int, broadcast: Arrays) -> None:  # noqa: ARG002
         """A round has closed with this."""
         if "classifier.weight" not in broadcast:
             return
         labels = self.images.labels
-        shares = softmax(predict(self._network, to_tensors(broadcast, self._device), self._data), axis=1)
+        shares = softmax(
+            predict(self._network, to_tensors(broadcast, self._device), self._data), axis=1
+        )
         predicted = shares.argmax(1)
         self.evaluations.append(
             Evaluation(
@@ -144,14 +174,18 @@ class Evaluator:
     def accuracy_of(self, model: PersonalModel) -> float:
         """Of a node's model."""
         tensors = {name: value.to(self._device) for name, value in model.tensors.items()}
-        return round(accuracy(predict(self._network, tensors, self._data).argmax(1), self.images.labels), 4)
+        return round(
+            accuracy(predict(self._network, tensors, self._data).argmax(1), self.images.labels), 4
+        )
 
     def features(self, broadcast: Arrays) -> np.ndarray:
         """Of the images by this shared model, [n, features]."""
         tensors = to_tensors(broadcast, self._device)
         with torch.no_grad():
             return (
-                self._network.encode(tensors, self._data.encoder_input(self._network, tensors, slice(None)))
+                self._network.encode(
+                    tensors, self._data.encoder_input(self._network, tensors, slice(None))
+                )
                 .cpu()
                 .numpy()
             )
@@ -172,9 +206,15 @@ def _scheme(cell: Cell) -> Scheme:
 
 
 def _losses(models: dict[str, PersonalModel]) -> list[float]:
-    """Of every round in which nodes train, mean over nodes; after these comes that of a consensus head's sums."""
+    """Of every round in which nodes train, mean over nodes;
+    after these comes that of a consensus head's sums.
+    """
     rounds = zip(*(model.metadata.history for model in models.values()), strict=True)
-    return [float(np.mean([metrics["L_C"] for metrics in nodes])) for nodes in rounds if "L_C" in nodes[0]]
+    return [
+        float(np.mean([metrics["L_C"] for metrics in nodes]))
+        for nodes in rounds
+        if "L_C" in nodes[0]
+    ]
 
 
 def _curve(seen: list[Evaluation], losses: list[float]) -> list[Point]:
@@ -201,7 +241,9 @@ def _node(name: str, model: PersonalModel) -> Node:
     )
 
 
-def _embedding(evaluator: Evaluator, broadcast: Arrays, sources: Sequence[Catalogue], cell: Cell) -> Embedding:
+def _embedding(
+    evaluator: Evaluator, broadcast: Arrays, sources: Sequence[Catalogue], cell: Cell
+) -> Embedding:
     names = {
         entry.digest: name
         for name, source in zip(DATASETS[cell.setting.data].sources, sources, strict=True)
@@ -211,5 +253,8 @@ def _embedding(evaluator: Evaluator, broadcast: Arrays, sources: Sequence[Catalo
     return Embedding(
         sources=[names[digest] for digest in evaluator.images.digests],
         labels=[classes[label] for label in evaluator.images.labels],
-        points=[(round(float(x), 2), round(float(y), 2)) for x, y in project(evaluator.features(broadcast))],
+        points=[
+            (round(float(x), 2), round(float(y), 2))
+            for x, y in project(evaluator.features(broadcast))
+        ],
     )

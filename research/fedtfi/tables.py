@@ -23,19 +23,23 @@ _SHARED: Mapping[str, Measure] = {
     _LOSS: lambda found: found.curve[-1].loss,
 }
 _LEGEND = (
-    "Entries: accuracy % of the shared model after the last round on all nodes' held-out images, mean ± standard "
-    "deviation over seeds; [n] where only n seeds are finished."
+    "Entries: accuracy % of the shared model after the last round on all nodes' held-out images, "
+    "mean ± standard deviation over seeds; [n] where only n seeds are finished."
 )
 _PERSONAL = (
-    "Entries: accuracy % of the model that each node serves, on its own held-out images, mean over nodes; mean ± "
-    "standard deviation over seeds. The shared model serves where a framework has no other."
+    "Entries: accuracy % of the model that each node serves, on its own held-out images, mean "
+    "over nodes; mean ± standard deviation over seeds. The shared model serves where a framework "
+    "has no other."
 )
 _HEADS = "A consensus head is each node's own; of these, the mean over nodes."
 _TRIALS = (
-    "Entries: accuracy % after the last round on held-out images of the tuning pool. The first that is best in the "
-    "feature skew is taken for it, the first in the skew of both for what has a label skew."
+    "Entries: accuracy % after the last round on held-out images of the tuning pool. The first "
+    "that is best in the feature skew is taken for it, the first in the skew of both for what "
+    "has a label skew."
 )
-_PRINTED = "Below it what the paper prints, of its own cloth and larger networks (ResNet-18 / ResNet-50)."
+_PRINTED = (
+    "Below it what the paper prints, of its own cloth and larger networks (ResNet-18 / ResNet-50)."
+)
 _PAIRED = "Differences are paired by seed, with a 95 % interval."
 
 
@@ -47,15 +51,19 @@ def conditions(cells: Sequence[Cell]) -> str:
         setting, training = own[0].setting, own[0].training
         rounds = ", ".join(map(str, sorted({cell.rounds for cell in own})))
         told.append(
-            f"{DATASETS[data].title}: {pluralize(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes "
-            f"with {setting.samples} training images, {rounds} rounds, batches of {training.batch_size}, "
+            f"{DATASETS[data].title}: {pluralize(len({cell.seed for cell in own}), 'seed')}, "
+            f"{setting.nodes} nodes with {setting.samples} training images, {rounds} rounds, "
+            f"batches of {training.batch_size}, "
             f"{', '.join(sorted({str(cell.size) for cell in own}))} px, {setting.pool} pool."
         )
     return " ".join([*told, f"torch {', '.join(sorted({cell.torch for cell in cells}))}."])
 
 
 def make(
-    name: str, entries: Sequence[Entry[Cell]], finished: Mapping[str, Finished], panels: Sequence[Panel[Finished]]
+    name: str,
+    entries: Sequence[Entry[Cell]],
+    finished: Mapping[str, Finished],
+    panels: Sequence[Panel[Finished]],
 ) -> tuple[list[Table], str]:
     """An experiment's tables, and what is to be known about them."""
     if name == TUNE:
@@ -71,7 +79,9 @@ def make(
     if name not in _COMPARED:
         return made, _PERSONAL if personal else _LEGEND
     more = _HEADS if name == "consensus" else _PRINTED
-    return made + [_differences(each, measure) for each in by_data.values()], f"{_LEGEND} {more} {_PAIRED}"
+    return made + [
+        _differences(each, measure) for each in by_data.values()
+    ], f"{_LEGEND} {more} {_PAIRED}"
 
 
 def _scenarios(name: str, panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
@@ -84,7 +94,11 @@ def _scenarios(name: str, panels: Sequence[Panel[Finished]], measure: Measure) -
                 "\n".join(
                     [
                         _entry(_values(panel, variant, measure), panel),
-                        *(f"paper {found}" for found in [printed.get((variant, panel.scenario))] if found),
+                        *(
+                            f"paper {found}"
+                            for found in [printed.get((variant, panel.scenario))]
+                            if found
+                        ),
                     ]
                 )
                 for panel in panels
@@ -102,7 +116,10 @@ def _differences(panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
     rows = [
         [
             variant,
-            *(_difference(_values(panel, own, measure), _values(panel, variant, measure)) for panel in panels),
+            *(
+                _difference(_values(panel, own, measure), _values(panel, variant, measure))
+                for panel in panels
+            ),
         ]
         for variant in others
     ]
@@ -114,7 +131,10 @@ def _figures(panel: Panel[Finished]) -> Table:
     rows = [
         [
             variant,
-            *(_entry(_values(panel, variant, of), panel, 3 if what == _LOSS else 1) for what, of in _SHARED.items()),
+            *(
+                _entry(_values(panel, variant, of), panel, 3 if what == _LOSS else 1)
+                for what, of in _SHARED.items()
+            ),
         ]
         for variant in panel.variants
     ]

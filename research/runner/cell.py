@@ -34,12 +34,15 @@ class FederationCell(Cell, Generic[S], frozen=True, kw_only=True):
     rounds: int
     seed: int
     torch: str  # version
-    cuda: Literal[True] | UnsetType = UNSET  # trained on a GPU; unset, as in all results from before there was a choice
+    # trained on a GPU; unset, as in all results from before there was a choice
+    cuda: Literal[True] | UnsetType = UNSET
 
     @property
     def key(self) -> str:
         """As before there was a choice of the optimiser, where it is Adam."""
-        return _hash(msgspec.json.encode(self, order="deterministic").replace(b',"optimizer":"adam"', b""))
+        return _hash(
+            msgspec.json.encode(self, order="deterministic").replace(b',"optimizer":"adam"', b"")
+        )
 
     @property
     def device(self) -> Device:

@@ -19,10 +19,14 @@ M = TypeVar("M")  # inputs
 R = TypeVar("R")  # result
 
 
-def over_cluster(address: str, work: Callable[[C, M], R], cells: Sequence[C], inputs: M) -> Iterator[R | Failed[C]]:
-    """The results of `work` (picklable), as they come, from the cluster at `address` (host:port; auto: this machine's).
+def over_cluster(
+    address: str, work: Callable[[C, M], R], cells: Sequence[C], inputs: M
+) -> Iterator[R | Failed[C]]:
+    """The results of `work` (picklable), as they come, from the cluster at `address`
+    (host:port; auto: this machine's).
 
-    Inputs and our code travel there; its machines need Python and the packages of edge-node[train,research].
+    Inputs and our code travel there; its machines need Python and the packages of
+    edge-node[train,research].
     """
     import ray  # noqa: PLC0415  (an extra, and slow)
 
@@ -50,7 +54,8 @@ def _connect(ray: Any, address: str) -> None:
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise UsageError(
             f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}",
-            "start one with ray start --head, and pass its HOST:PORT; its Python and Ray must be this machine's",
+            "start one with ray start --head, and pass its HOST:PORT; its Python and Ray must be "
+            "this machine's",
         ) from error
 
 

@@ -1,4 +1,6 @@
-"""One experiment of a paper: what is missing of its grid, how long that takes, running it, its tables and figure."""
+"""One experiment of a paper: what is missing of its grid, how long that takes, running it,
+its tables and figure.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -59,7 +61,10 @@ class Experiment(Generic[O, C, F]):
         self._records = Records(order.store / "cells.jsonl", paper.finished)
         self._grid = paper.plan(order, self._records, show)
         self.cells = self._grid.cells
-        self._workers, self._machine = order.workers or suited_workers(order.device), machine(order.device)
+        self._workers, self._machine = (
+            order.workers or suited_workers(order.device),
+            machine(order.device),
+        )
 
     def inputs(self, cells: Collection[C]) -> Any:
         """What these cells of it need; images are decoded now."""
@@ -84,15 +89,23 @@ class Experiment(Generic[O, C, F]):
 
     def describe(self, state: State) -> str:
         """How far it is, in words."""
-        done = f"{state.cells - state.missing} of {pluralize(state.cells, 'cell')} finished in {self._order.store}"
+        done = (
+            f"{state.cells - state.missing} of {pluralize(state.cells, 'cell')} finished in "
+            f"{self._order.store}"
+        )
         if not state.missing:
             return done
         if state.seconds is None:
             return f"{done}; how long the rest takes is known once some of each kind has been run"
-        return f"{done}; the rest takes {format_remaining(state.seconds)} with {pluralize(self._workers, 'worker')}"
+        return (
+            f"{done}; the rest takes {format_remaining(state.seconds)} with "
+            f"{pluralize(self._workers, 'worker')}"
+        )
 
     def run(self, show: progress.Report) -> list[Failed[C]]:
-        """Run what is missing, storing each result as it comes; returns what failed, which is tried again next time."""
+        """Run what is missing, storing each result as it comes; returns what failed,
+        which is tried again next time.
+        """
         left = {cell.key: cell for cell in self.missing()}
         total, failed = len(left), []
         show(progress.Step(what=f"{total} of {len(self.cells)} cells to run"))
@@ -109,7 +122,11 @@ class Experiment(Generic[O, C, F]):
                 if isinstance(outcome, Failed):
                     del left[outcome.cell.key]
                     failed.append(outcome)
-                    show(progress.Note(text=f"failed: {self._paper.describe(outcome.cell)}: {outcome.error}"))
+                    show(
+                        progress.Note(
+                            text=f"failed: {self._paper.describe(outcome.cell)}: {outcome.error}"
+                        )
+                    )
                     continue
                 self._records.add(outcome)
                 cell = left.pop(outcome.key)
@@ -134,8 +151,10 @@ class Experiment(Generic[O, C, F]):
         found = [cell for cell in self.cells if cell.key in finished and cell.key.startswith(key)]
         if len(found) != 1:
             raise UsageError(
-                f"{len(found)} finished cells of {self._order.name} have a key that begins with {key!r}",
-                f"give one of {self._order.store / 'cells.jsonl'}, with the data, weights, preset and torch of its run",
+                f"{len(found)} finished cells of {self._order.name} have a key that begins with "
+                f"{key!r}",
+                f"give one of {self._order.store / 'cells.jsonl'}, with the data, weights, "
+                "preset and torch of its run",
             )
         [cell] = found
         return Repeated(finished[cell.key], self._paper.run_cell(cell, self.inputs(found)))
@@ -143,13 +162,20 @@ class Experiment(Generic[O, C, F]):
     def describe_again(self, outcome: Repeated[F]) -> str:
         """What came of that, in words."""
         there, here = (
-            ", ".join(f"{name} {value:.4f}" for name, value in self._paper.metrics(each).items() if value is not None)
+            ", ".join(
+                f"{name} {value:.4f}"
+                for name, value in self._paper.metrics(each).items()
+                if value is not None
+            )
             for each in outcome
         )
         what = self._paper.describe(outcome.stored.cell)
         if outcome.is_same:
             return f"{what}: {there}, the same as stored, to the last digit"
-        return f"{what}: {there} is stored, by {outcome.stored.machine}; {here} here, by {outcome.now.machine}"
+        return (
+            f"{what}: {there} is stored, by {outcome.stored.machine}; {here} here, by "
+            f"{outcome.now.machine}"
+        )
 
     def report(self, console: Console) -> list[Path]:
         """Print its tables, draw its figure, and return the files that it has written.
@@ -157,8 +183,13 @@ class Experiment(Generic[O, C, F]):
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        name, folder, title = self._order.name, self._order.store, self._paper.titles[self._order.name]
-        if self._order.preset not in ("quick", "cpu"):  # other settings: beside the table of the usual ones
+        name, folder, title = (
+            self._order.name,
+            self._order.store,
+            self._paper.titles[self._order.name],
+        )
+        # other settings: beside the table of the usual ones
+        if self._order.preset not in ("quick", "cpu"):
             name, title = f"{name}_{self._order.preset}", f"{title} (preset {self._order.preset})"
         keys = {cell.key for cell in self.cells}
         finished = {key: each for key, each in self.finished().items() if key in keys}
@@ -176,7 +207,9 @@ class Experiment(Generic[O, C, F]):
         return [folder / f"{name}.md", folder / f"{name}.svg"]
 
     def _estimate(self, cells: Iterable[C]) -> float | None:
-        """Seconds that cells will take, from those of their kinds that this machine has run; None if it has none."""
+        """Seconds that cells will take, from those of their kinds that this machine has run;
+        None if it has none.
+        """
         seconds, done = defaultdict[Any, float](float), defaultdict[Any, float](float)
         for each in self.finished().values():
             if each.machine == self._machine:
@@ -191,12 +224,18 @@ class Experiment(Generic[O, C, F]):
 
 def _check(paper: Paper[O, C, F], order: O) -> None:
     if order.name not in paper.titles:
-        raise UsageError(f"there is no experiment {order.name!r}", suggest(order.name, paper.titles))
+        raise UsageError(
+            f"there is no experiment {order.name!r}", suggest(order.name, paper.titles)
+        )
     if not order.data:
-        raise UsageError("an experiment needs data", f"pass --data NAME=PATH, NAME of {', '.join(paper.data)}")
+        raise UsageError(
+            "an experiment needs data", f"pass --data NAME=PATH, NAME of {', '.join(paper.data)}"
+        )
     for name in order.data:
         if name not in paper.data:
             raise UsageError(f"there is no data set {name!r}", suggest(name, paper.data))
     check_device(order.device)
     if order.ray and order.device != "cpu":
-        raise UsageError("workers of a Ray cluster train on its processors", "leave out --device or --ray")
+        raise UsageError(
+            "workers of a Ray cluster train on its processors", "leave out --device or --ray"
+        )

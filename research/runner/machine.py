@@ -1,4 +1,6 @@
-"""Properties of a machine that results depend on besides their cell: torch, and the processor or accelerator."""
+"""Properties of a machine that results depend on besides their cell: torch,
+and the processor or accelerator.
+"""
 
 import os
 from functools import cache
@@ -31,6 +33,11 @@ def suited_workers(device: Device) -> int:
 
 
 def check_torch(version: str) -> None:
-    """Raise EdgeNodeError unless this torch is the one that a cell asks for: its numbers would be others."""
+    """Raise EdgeNodeError unless this torch is the one that a cell asks for:
+    its numbers would be others.
+    """
     if version != TORCH:
-        raise EdgeNodeError(f"the cell asks for torch {version}, this machine has {TORCH}", "install that torch there")
+        raise EdgeNodeError(
+            f"the cell asks for torch {version}, this machine has {TORCH}",
+            "install that torch there",
+        )

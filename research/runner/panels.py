@@ -1,4 +1,6 @@
-"""Finished cells by data set and scenario, then by variant, then by seed, as tables and figures show them."""
+"""Finished cells by data set and scenario, then by variant, then by seed,
+as tables and figures show them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -21,7 +23,8 @@ class Panel(NamedTuple, Generic[F]):
 
     data: str
     scenario: str
-    variants: Mapping[str, Mapping[int, F]]  # of which some are finished, in the order of the grid; by seed
+    # of which some are finished, in the order of the grid; by seed
+    variants: Mapping[str, Mapping[int, F]]
     names: Sequence[str]  # of all variants of the grid
 
     @property
@@ -47,4 +50,8 @@ def arrange(entries: Sequence[Entry[Any]], finished: Mapping[str, F]) -> list[Pa
 def shown_variants(panels: Sequence[Panel[Any]]) -> list[str]:
     """The variants of which any panel has some, in the order of the grid."""
     there = {name for panel in panels for name in panel.variants}
-    return [name for name in dict.fromkeys(name for panel in panels for name in panel.names) if name in there]
+    return [
+        name
+        for name in dict.fromkeys(name for panel in panels for name in panel.names)
+        if name in there
+    ]

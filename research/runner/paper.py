@@ -1,4 +1,6 @@
-"""A paper as the runner sees it: its experiments, the cells of each, how a cell runs, what its results show."""
+"""A paper as the runner sees it: its experiments, the cells of each, how a cell runs,
+what its results show.
+"""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +44,8 @@ class Report(NamedTuple):
 
     paragraphs: Sequence[str]  # above the tables
     tables: Sequence[Table]
-    draw: "Callable[[], tuple[Figure, str]] | None" = None  # a figure and its caption; None if there is none
+    # a figure and its caption; None if there is none
+    draw: "Callable[[], tuple[Figure, str]] | None" = None
 
     def markdown(self, title: str) -> str:
         """All but the figure."""
@@ -54,7 +57,8 @@ class Grid(NamedTuple, Generic[C, F]):
     """The cells of an experiment."""
 
     cells: list[C]  # each once
-    inputs: Callable[[Collection[C]], Any]  # what some of them need, free of paths: it is sent to other processes
+    # what some of them need, free of paths: it is sent to other processes
+    inputs: Callable[[Collection[C]], Any]
     report: Callable[[Mapping[str, F]], Report]  # of what is finished, by key
 
 
@@ -69,7 +73,8 @@ class Paper(Generic[O, C, F]):
     titles: Mapping[str, str]  # of its experiments, by name
     data: Collection[str]  # names of its data sets
     finished: type[F]
-    plan: Callable[[O, Iterable[F], progress.Report], Grid[C, F]]  # from an order and all that is finished
+    # from an order and all that is finished
+    plan: Callable[[O, Iterable[F], progress.Report], Grid[C, F]]
     run_cell: Callable[[C, Any], F]  # a function of a module; it takes inputs
     describe: Callable[[C], str]  # in words
     metrics: Callable[[F], dict[str, float | None]]  # fields of `progress.CellFinished`
@@ -82,7 +87,9 @@ def distinct(cells: Iterable[C]) -> list[C]:
 
 
 def parse_weights(texts: Iterable[str]) -> dict[str, str]:
-    """Initial weights from `[MODEL=]NAME or FILE`, by model; those without one are under the empty name."""
+    """Initial weights from `[MODEL=]NAME or FILE`, by model;
+    those without one are under the empty name.
+    """
     parsed = {}
     for text in texts:
         model, equals, weights = text.rpartition("=")

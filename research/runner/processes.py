@@ -38,9 +38,14 @@ def attempt(run: Callable[[J, M], R], cell: J, inputs: M) -> R | Failed[J]:
         return Failed(cell, explain(error).what)
 
 
-def over_processes(workers: int, work: Callable[[J, M], R], jobs: Sequence[J], inputs: M) -> Iterator[R]:
-    """The results of `work` (a function of a module) for each job, as they come; a thread for each process."""
-    with TemporaryFile() as file:  # a worker that dies while it starts cannot block us, as with a pipe
+def over_processes(
+    workers: int, work: Callable[[J, M], R], jobs: Sequence[J], inputs: M
+) -> Iterator[R]:
+    """The results of `work` (a function of a module) for each job, as they come;
+    a thread for each process.
+    """
+    # a worker that dies while it starts cannot block us, as with a pipe
+    with TemporaryFile() as file:
         pickle.dump((work, inputs), file)
         file.flush()
         place = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # it has no name that could outlive us
@@ -63,10 +68,15 @@ def over_processes(workers: int, work: Callable[[J, M], R], jobs: Sequence[J], i
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Signals wait until the block is left; processes that start in it never get them: their parent decides."""
+    """Signals wait until the block is left; processes that start in it never get them:
+    their parent decides.
+    """
     deferred, received = (signal.SIGINT, signal.SIGTERM), list[int]()
-    handlers = {each: signal.signal(each, lambda number, _: received.append(number)) for each in deferred}
-    signal.pthread_sigmask(signal.SIG_BLOCK, deferred)  # the mask is inherited; our other threads still get signals
+    handlers = {
+        each: signal.signal(each, lambda number, _: received.append(number)) for each in deferred
+    }
+    # the mask is inherited; our other threads still get signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, deferred)
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""Statistics over seeds: means, paired differences, ranks, a regression; comparisons use the seeds that all have."""
+"""Statistics over seeds: means, paired differences, ranks, a regression;
+comparisons use the seeds that all have.
+"""
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -28,7 +30,9 @@ class Difference(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Mean rank by name, 1 = highest value, ties share their mean; over the blocks that all names have."""
+    """Mean rank by name, 1 = highest value, ties share their mean;
+    over the blocks that all names have.
+    """
 
     mean: dict[str, float]
     blocks: int
@@ -46,11 +50,17 @@ class Regression(NamedTuple):
 def spread(values: Iterable[float]) -> Spread:
     """Of at least one value."""
     values = np.fromiter(values, float)
-    return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan, len(values))
+    return Spread(
+        float(values.mean()),
+        float(values.std(ddof=1)) if len(values) > 1 else math.nan,
+        len(values),
+    )
 
 
 def paired_difference(first: Mapping[B, float], second: Mapping[B, float]) -> Difference | None:
-    """`first` minus `second`, seed by seed or block by block (Student's t); None if they have none in common."""
+    """`first` minus `second`, seed by seed or block by block (Student's t);
+    None if they have none in common.
+    """
     common = sorted(first.keys() & second.keys(), key=str)
     if not common:
         return None
@@ -63,18 +73,24 @@ def mean_ranks(values: Mapping[str, Mapping[B, float]]) -> Ranks:
     """Of names over blocks (a setting and a seed); `values` is by name, then by block."""
     blocks = [set(each) for each in values.values()]
     common = list(set[B]().union(*blocks).intersection(*blocks))
-    table = np.array([[each[block] for block in common] for each in values.values()]).reshape(len(values), -1)
+    table = np.array([[each[block] for block in common] for each in values.values()]).reshape(
+        len(values), -1
+    )
     ranks = stats.rankdata(-table, axis=0).mean(axis=1) if common else [math.nan] * len(values)
     left_out = len(set[B]().union(*blocks)) - len(common)
     return Ranks(dict(zip(values, map(float, ranks), strict=True)), len(common), left_out)
 
 
 def regress(x: Sequence[float], y: Sequence[float]) -> Regression | None:
-    """Through points that are taken as independent; None if there are fewer than three, or x does not vary."""
+    """Through points that are taken as independent; None if there are fewer than three,
+    or x does not vary.
+    """
     if len(x) < 3 or min(x) == max(x):
         return None
     fit = stats.linregress(x, y)
-    return Regression(float(fit.slope), float(fit.intercept), _t_quantile(len(x) - 2) * float(fit.stderr))
+    return Regression(
+        float(fit.slope), float(fit.intercept), _t_quantile(len(x) - 2) * float(fit.stderr)
+    )
 
 
 def _t_quantile(freedom: int) -> float:

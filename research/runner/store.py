@@ -1,4 +1,6 @@
-"""Records of finished runs as JSON lines, in files that git merges and that a kill at any time leaves usable."""
+"""Records of finished runs as JSON lines, in files that git merges and that a kill at any time
+leaves usable.
+"""
 
 import fcntl
 import os
@@ -28,14 +30,20 @@ class Records(Generic[R]):
         if not self._path.exists():
             return
         lines = self._path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was torn off
+        # what follows the last line break was torn off
+        for number, line in enumerate(lines[:-1], 1):
             try:
                 yield msgspec.json.decode(line, type=self._kind)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise UsageError(f"{self._path} is damaged in line {number}: {error}", "remove that line") from error
+                raise UsageError(
+                    f"{self._path} is damaged in line {number}: {error}", "remove that line"
+                ) from error
 
     def add(self, record: R) -> None:
-        """Append a record; it is on the disk when this returns. EdgeNodeError if the disk does not take it."""
+        """Append a record; it is on the disk when this returns.
+
+        EdgeNodeError if the disk does not take it.
+        """
         folder = self._path.parent
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Style of figures: light background, text as text, colours after Okabe and Ito; SVG, for documents."""
+"""Style of figures: light background, text as text, colours after Okabe and Ito; SVG,
+for documents.
+"""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -29,18 +31,31 @@ _STYLE = {
 }
 
 
-def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple["Figure", Any]:
+def grid(
+    rows: int, columns: int, width: float, height: float, **options: Any
+) -> tuple["Figure", Any]:
     """A figure without a window: `rows` times `columns` panels of a size in inches."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(max(columns * width, 5.5), rows * height + 1), layout="constrained", facecolor="white")
+    figure = Figure(
+        figsize=(max(columns * width, 5.5), rows * height + 1),
+        layout="constrained",
+        facecolor="white",
+    )
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def band(
-    axes: "Axes", rounds: Sequence[int] | np.ndarray, values: np.ndarray, colour: str, label: str, line: str = "-"
+    axes: "Axes",
+    rounds: Sequence[int] | np.ndarray,
+    values: np.ndarray,
+    colour: str,
+    label: str,
+    line: str = "-",
 ) -> None:
-    """The mean of several runs [runs, rounds], and a standard deviation to both sides; a single run has none."""
+    """The mean of several runs [runs, rounds], and a standard deviation to both sides;
+    a single run has none.
+    """
     mean = values.mean(axis=0)
     axes.plot(rounds, mean, line, lw=1.5, color=colour, label=label)
     axes.locator_params(axis="x", integer=True)
@@ -75,21 +90,31 @@ def bars(
 
 
 def scatter(
-    axes: "Axes", points: Sequence[tuple[float, float]], labels: Sequence[str], classes: Sequence[str], size: float
+    axes: "Axes",
+    points: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+    classes: Sequence[str],
+    size: float,
 ) -> None:
     """Points in two dimensions, a colour and a marker for each class."""
     places, its = np.array(points), np.array(labels)
     colours = (COLOURS[0], REFERENCE, *COLOURS[1:])
     for number, name in enumerate(classes):
         if (own := its == name).any():
-            options: dict[str, Any] = {"color": colours[number % 8], "marker": MARKERS[number % 8], "label": name}
+            options: dict[str, Any] = {
+                "color": colours[number % 8],
+                "marker": MARKERS[number % 8],
+                "label": name,
+            }
             axes.scatter(places[own, 0], places[own, 1], s=size, alpha=0.8, lw=0, **options)
 
 
 def legend(figure: "Figure", panels: Any) -> None:
     """One for all panels, above them."""
     shown = {
-        label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        label: handle
+        for axes in panels.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     widest = 0.75 + 0.085 * max(map(len, shown), default=0)  # inches
     columns = max(1, min(len(shown), int(figure.get_figwidth() / widest)))
@@ -97,11 +122,16 @@ def legend(figure: "Figure", panels: Any) -> None:
 
 
 def write(draw: Callable[[], tuple["Figure", str]], path: Path) -> None:
-    """Draw a figure in this style, and write it with its caption below. ModuleNotFoundError: no matplotlib."""
+    """Draw a figure in this style, and write it with its caption below.
+
+    ModuleNotFoundError: no matplotlib.
+    """
     import matplotlib as mpl  # noqa: PLC0415  (tables need none)
 
     with mpl.rc_context(_STYLE):
         figure, caption = draw()
         width = int(figure.get_figwidth() * 16)
-        figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=8, color="#444444", x=0.01, ha="left")
+        figure.supxlabel(
+            "\n".join(textwrap.wrap(caption, width)), fontsize=8, color="#444444", x=0.01, ha="left"
+        )
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)

@@ -21,9 +21,12 @@ class Table:
         """As Markdown, without the title."""
 
         def row(entries: Iterable[str]) -> str:
-            return f"| {' | '.join(entry.replace('|', chr(92) + '|').replace(chr(10), '<br>') for entry in entries)} |"
+            cells = [entry.replace("|", "\\|").replace("\n", "<br>") for entry in entries]
+            return f"| {' | '.join(cells)} |"
 
-        return "\n".join([row(self.columns), row(["---"] * len(self.columns)), *map(row, self.rows)])
+        return "\n".join(
+            [row(self.columns), row(["---"] * len(self.columns)), *map(row, self.rows)]
+        )
 
     def rich(self) -> rich.table.Table:
         """For a terminal."""

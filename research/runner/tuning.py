@@ -1,4 +1,6 @@
-"""The best of several trials, read from the finished cells of the tuning pool: nothing else is written down."""
+"""The best of several trials, read from the finished cells of the tuning pool:
+nothing else is written down.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,10 +31,14 @@ class Trial(NamedTuple):
 def choose_best(tried: Mapping[K, Sequence[tuple[Trial, Mapping[Place, float]]]]) -> dict[K, Trial]:
     """The best trial of each, by what its trials reached at each place (a setting and a seed).
 
-    Empty unless there is one for all. Trials are compared where, of everything that is tuned, most are finished; one
-    that is not has failed there, and does not count. The first of equals is taken.
+    Empty unless there is one for all. Trials are compared where, of everything that is tuned, most
+    are finished; one that is not has failed there, and does not count. The first of equals is
+    taken.
     """
-    counts = [(Counter(place for _, reached in each for place in reached), len(each) / 2) for each in tried.values()]
+    counts = [
+        (Counter(place for _, reached in each for place in reached), len(each) / 2)
+        for each in tried.values()
+    ]
     everywhere = {place for count, _ in counts for place in count}
     places = {place for place in everywhere if all(count[place] > half for count, half in counts)}
     chosen = {}

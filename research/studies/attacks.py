@@ -3,20 +3,23 @@
     python -m research.studies.attacks NEU --nodes 5 --liars 1 --out attacks.jsonl
     python -m research.studies.attacks --table --out attacks.jsonl
 
-Each federation is simulated: NEU-CLS, MobileNetV2 from the weights that come with edge-node, images dealt evenly or
-(`--partition disjoint`) three classes to a node. The last nodes lie, in every round, and what they send passes the
-coordinator's checks; a rule reckons with as many liars as there are. A finished federation is a line of the file, and
-is not run again. Accuracies are of the last round, on the held-out images of the honest nodes. The same nodes without
-an attack (`none`) stand beside them, under each rule. The backdoor's success is the share of the honest nodes' held-out
-images of other classes that, with the patch, are taken for the target. The attacks:
+Each federation is simulated: NEU-CLS, MobileNetV2 from the weights that come with edge-node, images
+dealt evenly or (`--partition disjoint`) three classes to a node. The last nodes lie, in every
+round, and what they send passes the coordinator's checks; a rule reckons with as many liars as
+there are. A finished federation is a line of the file, and is not run again. Accuracies are of the
+last round, on the held-out images of the honest nodes. The same nodes without an attack (`none`)
+stand beside them, under each rule. The backdoor's success is the share of the honest nodes'
+held-out images of other classes that, with the patch, are taken for the target. The attacks:
 
 - sign flip: the update, reversed and 4 times as long. Scaling: the update, 10 times as long.
 - L_D inflation: a sign flip by a node that reports the largest weight that counts.
 - noise: normal noise as wide as each tensor, added to it.
 - label flip: the liar trains with labels in reverse order.
-- backdoor: half of its images carry a patch and the target's label, and its update is 4 times as long.
-- within limits: liars who know the clipped mean's rule, and what the honest nodes send: they move each tensor against
-  the honest nodes' mean update, as far and with such a weight as is just not limited.
+- backdoor: half of its images carry a patch and the target's label, and its update is 4 times as
+  long.
+- within limits: liars who know the clipped mean's rule, and what the honest nodes send: they move
+  each tensor against the honest nodes' mean update, as far and with such a weight as is just not
+  limited.
 """
 
 import argparse
@@ -50,7 +53,16 @@ from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet
 
-Attack = Literal["none", "sign flip", "scaling", "L_D inflation", "noise", "label flip", "backdoor", "within limits"]
+Attack = Literal[
+    "none",
+    "sign flip",
+    "scaling",
+    "L_D inflation",
+    "noise",
+    "label flip",
+    "backdoor",
+    "within limits",
+]
 Rule = Literal["mean", "clipped_mean", "multi_krum"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -74,7 +86,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a federation reached: of each node that is honest in all trials of this many liars. Empty: it diverged."""
+    """What a federation reached: of each node that is honest in all trials of this many liars.
+
+    Empty: it diverged.
+    """
 
     trial: Trial
     accuracy: list[float]
@@ -85,13 +100,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result:
     """Simulate a federation."""
     images = {
-        share.node: Images(*(class_folders.load(part, classes, SIZE) for part in (share.train, share.test)))
+        share.node: Images(
+            *(class_folders.load(part, classes, SIZE) for part in (share.train, share.test))
+        )
         for share in shares
     }
     honest, liars = [*images][: -trial.liars], [*images][-trial.liars :]
     if trial.attack != "none":
         for node in liars:
-            images[node] = images[node]._replace(train=poison(trial, images[node].train, len(classes)))
+            images[node] = images[node]._replace(
+                train=poison(trial, images[node].train, len(classes))
+            )
     request = Request(
         method=trial.method,
         options={} if trial.method == "afedcl" else {"epochs": 6},  # as many as AFedCL's two stages
@@ -107,7 +126,9 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result
     started = time.monotonic()
     try:
         tamper = tampering(trial, spec, liars)
-        models = simulate(spec, broadcast, images, tamper=tamper, evaluate_every=trial.rounds).models
+        models = simulate(
+            spec, broadcast, images, tamper=tamper, evaluate_every=trial.rounds
+        ).models
     except EdgeNodeError:
         models = {}
     tests = {node: images[node].test for node in honest}
@@ -122,7 +143,12 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result
 def deal(trial: Trial, catalogue: Catalogue) -> list[Share]:
     """The nodes' images."""
     return Scheme(
-        trial.partition, trial.nodes, trial.samples, trial.seed, {"classes_per_node": 3}, pool=trial.pool
+        trial.partition,
+        trial.nodes,
+        trial.samples,
+        trial.seed,
+        {"classes_per_node": 3},
+        pool=trial.pool,
     ).shares(catalogue)
 
 
@@ -229,19 +255,34 @@ def trials(asked: argparse.Namespace) -> Iterable[Trial]:
     for seed, attack, rule in product(asked.seeds, asked.attacks, asked.rules):
         if rule != "multi_krum" or asked.nodes >= 2 * asked.liars + 3:
             yield Trial(
-                method=asked.method, pool=asked.pool, nodes=asked.nodes, liars=asked.liars, attack=attack, rule=rule,
-                seed=seed, rounds=asked.rounds, samples=asked.samples, partition=asked.partition,
-            )  # fmt: skip
+                method=asked.method,
+                pool=asked.pool,
+                nodes=asked.nodes,
+                liars=asked.liars,
+                attack=attack,
+                rule=rule,
+                seed=seed,
+                rounds=asked.rounds,
+                samples=asked.samples,
+                partition=asked.partition,
+            )
 
 
 def main() -> None:
     """Run what is missing, or print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?", help="class folders of NEU-CLS")
     parser.add_argument(
-        "--out", type=Path, default=Path("research/results/studies/attacks.jsonl"), help="file of lines"
+        "--out",
+        type=Path,
+        default=Path("research/results/studies/attacks.jsonl"),
+        help="file of lines",
     )
-    parser.add_argument("--table", action="store_true", help="print what the file holds, as Markdown")
+    parser.add_argument(
+        "--table", action="store_true", help="print what the file holds, as Markdown"
+    )
     parser.add_argument("--method", default="afedcl")
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--liars", type=int, default=1)
@@ -276,7 +317,9 @@ def tables(lines: Sequence[Result]) -> str:
     return "\n\n".join(_table(*key, group) for key, group in sorted(groups.items()))
 
 
-def _table(method: str, pool: str, partition: str, nodes: int, liars: int, lines: Sequence[Result]) -> str:
+def _table(
+    method: str, pool: str, partition: str, nodes: int, liars: int, lines: Sequence[Result]
+) -> str:
     known = {(line.trial.attack, line.trial.rule, line.trial.seed): line for line in lines}
     rules = [rule for rule in RULES if rule in {rule for _, rule, _ in known}]
     rows = [["attack", *rules], ["---"] * (1 + len(rules))]
@@ -284,7 +327,12 @@ def _table(method: str, pool: str, partition: str, nodes: int, liars: int, lines
         rows.append([attack, *(_accuracy(known, attack, rule) for rule in rules)])
     shown: tuple[Attack, ...] = ("none", "backdoor")
     for attack in shown:
-        rows.append([f"patch taken for the target, {attack}", *(_success(known, attack, rule) for rule in rules)])
+        rows.append(
+            [
+                f"patch taken for the target, {attack}",
+                *(_success(known, attack, rule) for rule in rules),
+            ]
+        )
     seeds = len({seed for _, _, seed in known})
     title = f"{method}, {partition}, {pool} pool, {liars} of {nodes} lie, {seeds} seed(s)"
     title += ": accuracy % (points against `mean`, `none`)"
@@ -292,17 +340,29 @@ def _table(method: str, pool: str, partition: str, nodes: int, liars: int, lines
 
 
 def _accuracy(known: Known, attack: Attack, rule: Rule) -> str:
-    found = {seed: _percent(line.accuracy) for (a, r, seed), line in known.items() if (a, r) == (attack, rule)}
+    found = {
+        seed: _percent(line.accuracy)
+        for (a, r, seed), line in known.items()
+        if (a, r) == (attack, rule)
+    }
     if not found:
         return ""
-    clean = {seed: _percent(known["none", "mean", seed].accuracy) for seed in found if ("none", "mean", seed) in known}
+    clean = {
+        seed: _percent(known["none", "mean", seed].accuracy)
+        for seed in found
+        if ("none", "mean", seed) in known
+    }
     lost = [found[seed] - clean[seed] for seed in clean]
     spread = f" ± {np.std([*found.values()], ddof=1):.1f}" if len(found) > 1 else ""
-    return f"{np.mean([*found.values()]):.1f}{spread}" + (f" ({np.mean(lost):+.1f})" if lost else "")
+    return f"{np.mean([*found.values()]):.1f}{spread}" + (
+        f" ({np.mean(lost):+.1f})" if lost else ""
+    )
 
 
 def _success(known: Known, attack: Attack, rule: Rule) -> str:
-    found = [_percent(line.success) for (a, r, _), line in known.items() if (a, r) == (attack, rule)]
+    found = [
+        _percent(line.success) for (a, r, _), line in known.items() if (a, r) == (attack, rule)
+    ]
     return f"{np.mean(found):.1f}" if found else ""
 
 
@@ -314,7 +374,10 @@ def _percent(shares: Sequence[float]) -> float:
 def _told(line: Result) -> str:
     if not line.accuracy:
         return "diverged"
-    return f"{100 * np.mean(line.accuracy):.1f} %, backdoor {100 * np.mean(line.success):.1f} %, {line.seconds:.0f} s"
+    return (
+        f"{100 * np.mean(line.accuracy):.1f} %, backdoor {100 * np.mean(line.success):.1f} %, "
+        f"{line.seconds:.0f} s"
+    )
 
 
 if __name__ == "__main__":

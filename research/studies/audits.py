@@ -3,8 +3,9 @@
     python -m research.studies.audits --data NEU-CLS --out research/results/studies/audits.jsonl
     python -m research.studies.audits --table --out research/results/studies/audits.jsonl
 
-A plant has images of three of the data set's classes, so many of each, of the report pool; the encoder begins with the
-weights that a coordinator takes by itself. What is finished is a line of the file, and is not done again.
+A plant has images of three of the data set's classes, so many of each, of the report pool; the
+encoder begins with the weights that a coordinator takes by itself. What is finished is a line of
+the file, and is not done again.
 """
 
 import argparse
@@ -61,11 +62,15 @@ def run(asked: Asked, folder: Path) -> Line:
     drafted, _ = draft(request, federation="audited", classes=catalogue.classes, nodes=NODES)
     spec = msgspec.structs.replace(drafted, run=f"{asked.seed:016x}")  # noise depends on it
     images = class_folders.load(drawn, spec.classes, asked.size)
-    return Line(asked=asked, found=audit(spec, Images(images, None), progress.ignore, asked.seed).audit)
+    return Line(
+        asked=asked, found=audit(spec, Images(images, None), progress.ignore, asked.seed).audit
+    )
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Markdown: by what is seen, the worst attack's share of what there is to tell, mean and deviation over seeds."""
+    """Markdown: by what is seen, the worst attack's share of what there is to tell,
+    mean and deviation over seeds.
+    """
     groups: dict[Asked, list[Audit]] = defaultdict(list)
     for line in lines:
         groups[msgspec.structs.replace(line.asked, seed=0)].append(line.found)
@@ -79,9 +84,19 @@ def table(lines: Sequence[Line]) -> str:
                     for found in audits
                     for each_mode in found.modes
                     if each_mode.mode == mode
-                    and (some := [each for each in each_mode.exposures if (each.seen, each.what) == (seen, what)])
+                    and (
+                        some := [
+                            each
+                            for each in each_mode.exposures
+                            if (each.seen, each.what) == (seen, what)
+                        ]
+                    )
                 ]
-                cells.append(f"{100 * np.mean(told):.0f} ± {100 * np.std(told, ddof=1):.0f}" if len(told) > 1 else "–")
+                cells.append(
+                    f"{100 * np.mean(told):.0f} ± {100 * np.std(told, ddof=1):.0f}"
+                    if len(told) > 1
+                    else "–"
+                )
             if any(cell != "–" for cell in cells):
                 rows.append([asked.method, str(audits[0].sent), SEEN[seen], what, *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -89,7 +104,9 @@ def table(lines: Sequence[Line]) -> str:
 
 def main() -> None:
     """Audit what is not in the file yet, or print the table of what is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder of class folders")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--model", default="mobilenet_v2")
@@ -97,7 +114,9 @@ def main() -> None:
     parser.add_argument("--each", nargs="+", type=int, default=[10, 40])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("research/results/studies/audits.jsonl"))
-    parser.add_argument("--table", action="store_true", help="print what the file holds, as Markdown")
+    parser.add_argument(
+        "--table", action="store_true", help="print what the file holds, as Markdown"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     records = Records(given.out, Line)

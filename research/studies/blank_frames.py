@@ -2,10 +2,11 @@
 
     python -m research.studies.blank_frames NEU-CLS/ X-SDD/ --bundle bundles/plant-1
 
-Ordinary images are those of the class folders, and drawn surfaces of 20 plants. From the images of the first folder,
-or at their size, frames are made that show nothing (one gray, a sensor's noise, light that falls off) or too little
-(a lens half covered, out of focus). With a bundle that was trained on that folder, the share of each kind that
-its novelty doubts, and of those that nothing doubts: neither `blank` nor novelty nor confidence.
+Ordinary images are those of the class folders, and drawn surfaces of 20 plants. From the images of
+the first folder, or at their size, frames are made that show nothing (one gray, a sensor's noise,
+light that falls off) or too little (a lens half covered, out of focus). With a bundle that was
+trained on that folder, the share of each kind that its novelty doubts, and of those that nothing
+doubts: neither `blank` nor novelty nor confidence.
 """
 
 import argparse
@@ -31,7 +32,9 @@ Random = np.random.Generator
 
 
 def _frame(values: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    return Image.fromarray(np.broadcast_to(values, size[::-1]).round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(
+        np.broadcast_to(values, size[::-1]).round().clip(0, 255).astype(np.uint8)
+    ).convert("RGB")
 
 
 def _compressed(image: Image.Image) -> Image.Image:
@@ -62,7 +65,9 @@ def _blurred(image: Image.Image, share: float) -> Image.Image:
 
 # An ordinary image and random numbers -> a frame
 KINDS: dict[str, Callable[[Image.Image, Random], Image.Image]] = {
-    "one gray, black to white": lambda image, random: _frame(np.array(random.integers(0, 256)), image.size),
+    "one gray, black to white": lambda image, random: _frame(
+        np.array(random.integers(0, 256)), image.size
+    ),
     "black": lambda image, _: _frame(np.array(0), image.size),
     "saturated": lambda image, _: _frame(np.array(255), image.size),
     "gray, noise 1 to 5": lambda image, random: _noisy(
@@ -72,11 +77,15 @@ KINDS: dict[str, Callable[[Image.Image, Random], Image.Image]] = {
         _noisy(random, image.size, random.uniform(20, 235), random.uniform(1, 5))
     ),
     "light that falls off, noise 1 to 5": lambda image, random: _lit(random, image.size),
-    "uniform noise": lambda image, random: _frame(random.integers(0, 256, image.size[::-1]), image.size),
-    "normal noise, 10 to 80": lambda image, random: _noisy(random, image.size, 128, random.uniform(10, 80)),
-    "noise of neighbours, 2 to 20": lambda image, random: _noisy(random, image.size, 128, random.uniform(2, 20)).filter(
-        ImageFilter.Kernel((3, 3), (1, 2, 1, 2, 4, 2, 1, 2, 1))
+    "uniform noise": lambda image, random: _frame(
+        random.integers(0, 256, image.size[::-1]), image.size
     ),
+    "normal noise, 10 to 80": lambda image, random: _noisy(
+        random, image.size, 128, random.uniform(10, 80)
+    ),
+    "noise of neighbours, 2 to 20": lambda image, random: _noisy(
+        random, image.size, 128, random.uniform(2, 20)
+    ).filter(ImageFilter.Kernel((3, 3), (1, 2, 1, 2, 4, 2, 1, 2, 1))),
     "lens half covered": lambda image, random: _half_covered(random, image),
     "out of focus by 1/25 of the width": lambda image, _: _blurred(image, 0.04),
     "out of focus by 1/6 of the width": lambda image, _: _blurred(image, 1 / 6),
@@ -90,7 +99,10 @@ def blank(image: Image.Image) -> bool:
 
 def ordinary(folder: Path, pool: str) -> list[Image.Image]:
     """The images of class folders."""
-    return [read_image(entry.path).image for entry in select_pool(class_folders.scan(folder), pool).entries]
+    return [
+        read_image(entry.path).image
+        for entry in select_pool(class_folders.scan(folder), pool).entries
+    ]
 
 
 def drawn() -> Iterator[Image.Image]:
@@ -105,7 +117,10 @@ def report_ordinary(name: str, images: Sequence[Image.Image]) -> None:
     start = time.perf_counter()
     found = sum(blank(image) for image in images)
     took = 1000 * (time.perf_counter() - start) / len(images)
-    print(f"{name:40} {1000 * found / len(images):.1f} of 1,000 blank ({found} of {len(images)}), {took:.2f} ms each")
+    print(
+        f"{name:40} {1000 * found / len(images):.1f} of 1,000 blank ({found} of {len(images)}), "
+        f"{took:.2f} ms each"
+    )
 
 
 def doubts(bundle: Path, images: Sequence[Image.Image]) -> list[set[str]]:
@@ -118,10 +133,16 @@ def doubts(bundle: Path, images: Sequence[Image.Image]) -> list[set[str]]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", type=Path, nargs="+", help="class folders of ordinary images")
-    parser.add_argument("--bundle", type=Path, help="a bundle that was trained on the first of them")
-    parser.add_argument("--pool", choices=("report", "tuning"), default="report", help="tuning for choices")
+    parser.add_argument(
+        "--bundle", type=Path, help="a bundle that was trained on the first of them"
+    )
+    parser.add_argument(
+        "--pool", choices=("report", "tuning"), default="report", help="tuning for choices"
+    )
     asked = parser.parse_args()
     sources = {folder.name: ordinary(folder, asked.pool) for folder in asked.folders}
     for name, images in {**sources, "drawn surfaces": list(drawn())}.items():

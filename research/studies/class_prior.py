@@ -1,12 +1,15 @@
-"""Weight of classes that a plant never taught: what its own images gain by it, and a class that arrives loses.
+"""Weight of classes that a plant never taught: what its own images gain by it,
+and a class that arrives loses.
 
-    python -m research.studies.class_prior neu=NEU xsdd=XSDD --weights mobilenet_v2.safetensors --seeds 0 1 2 3 4
+    python -m research.studies.class_prior neu=NEU xsdd=XSDD --weights mobilenet_v2.safetensors
+    --seeds 0 1 2 3 4
 
-simulates federations with a shared classifier, disjoint classes, on the tuning pool, and prints a table for each data
-set: means over nodes. Own images are a node's held-out ones; those of a class that arrives are of its other classes,
-and trained no node. Temperature and reject thresholds come from one half of the own images, at the default weight as in
-a bundle, and the other half is judged with them; then the halves change places. The last row is the mask with which
-classifiers are compared: others' classes have no weight.
+simulates federations with a shared classifier, disjoint classes, on the tuning pool, and prints a
+table for each data set: means over nodes. Own images are a node's held-out ones; those of a class
+that arrives are of its other classes, and trained no node. Temperature and reject thresholds come
+from one half of the own images, at the default weight as in a bundle, and the other half is judged
+with them; then the halves change places. The last row is the mask with which classifiers are
+compared: others' classes have no weight.
 """
 
 import argparse
@@ -31,11 +34,16 @@ from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet
 
 UNTAUGHT = (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0)
-SIZE, NODES, CLASSES, MOST = 64, 5, 3, 120  # pixels; nodes; classes of each; images of classes that arrive, of each
+# pixels; nodes; classes of each; images of classes that arrive, of each
+SIZE, NODES, CLASSES, MOST = 64, 5, 3, 120
 COLUMNS = (
-    "own images right", "accepted", "accepted and wrong",
-    "arriving right", "accepted", "accepted and wrong",
-)  # fmt: skip
+    "own images right",
+    "accepted",
+    "accepted and wrong",
+    "arriving right",
+    "accepted",
+    "accepted and wrong",
+)
 
 
 class Seen(NamedTuple):
@@ -57,13 +65,24 @@ class Node(NamedTuple):
     arriving: Seen
 
 
-def observe(catalogue: Catalogue, method: str, weights: str, seed: int, rounds: int, samples: int) -> Iterator[Node]:
-    """Simulate a federation on the tuning pool, and show each node's model its own images and those of others."""
-    shares = Scheme("disjoint", NODES, samples, seed, {"classes_per_node": CLASSES}, pool="tuning").shares(catalogue)
+def observe(
+    catalogue: Catalogue, method: str, weights: str, seed: int, rounds: int, samples: int
+) -> Iterator[Node]:
+    """Simulate a federation on the tuning pool,
+    and show each node's model its own images and those of others.
+    """
+    shares = Scheme(
+        "disjoint", NODES, samples, seed, {"classes_per_node": CLASSES}, pool="tuning"
+    ).shares(catalogue)
     classes = catalogue.classes
-    images = {s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test))) for s in shares}
+    images = {
+        s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test)))
+        for s in shares
+    }
     request = Request(method=method, weights=weights, size=SIZE, rounds=rounds, seed=seed)
-    spec, broadcast = draft(request._replace(aggregate="mean"), federation="prior", classes=classes, nodes=NODES)
+    spec, broadcast = draft(
+        request._replace(aggregate="mean"), federation="prior", classes=classes, nodes=NODES
+    )
     models = simulate(spec, broadcast, images, evaluate_every=rounds).models
     trained = {entry.digest for share in shares for entry in share.train.entries}
     network = Network(spec.model, len(classes))
@@ -75,11 +94,18 @@ def observe(catalogue: Catalogue, method: str, weights: str, seed: int, rounds: 
             if each.class_name not in own and each.digest not in trained
         ]
         order = generator(seed, "arriving", share.node).permutation(len(others))[:MOST]
-        arriving = class_folders.load(Catalogue(tuple(others[position] for position in order)), classes, SIZE)
+        arriving = class_folders.load(
+            Catalogue(tuple(others[position] for position in order)), classes, SIZE
+        )
         held_out = images[share.node].test
         assert held_out is not None
         seen = [
-            Seen(predict(network, models[share.node].tensors, TrainingSet.of(each, spec.preprocessing)), each.labels)
+            Seen(
+                predict(
+                    network, models[share.node].tensors, TrainingSet.of(each, spec.preprocessing)
+                ),
+                each.labels,
+            )
             for each in (held_out, arriving)
         ]
         yield Node(np.array([name in own for name in classes]), *seen)
@@ -100,7 +126,9 @@ def measure(node: Node) -> dict[float, np.ndarray]:
             row = [
                 share
                 for seen in (node.own.take(~known), node.arriving)
-                for share in _shares(reweight(softmax(seen.logits / confidence.temperature), weights), seen, least)
+                for share in _shares(
+                    reweight(softmax(seen.logits / confidence.temperature), weights), seen, least
+                )
             ]
             found[untaught].append(np.array(row))
     return {untaught: np.mean(rows, 0) for untaught, rows in found.items()}
@@ -124,8 +152,12 @@ def table(measured: Sequence[Mapping[float, np.ndarray]]) -> str:
 
 def main() -> None:
     """Run the federations and print a table for each data set."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="+", metavar="NAME=FOLDER", help="class folders of a data set")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "data", nargs="+", metavar="NAME=FOLDER", help="class folders of a data set"
+    )
     parser.add_argument("--method", default="fedavg", help="one whose classifier is shared")
     parser.add_argument("--weights", default="surface", help="surface, or a safetensors file")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
@@ -138,9 +170,14 @@ def main() -> None:
         measured = [
             measure(node)
             for seed in asked.seeds
-            for node in observe(catalogue, asked.method, asked.weights, seed, asked.rounds, asked.samples)
+            for node in observe(
+                catalogue, asked.method, asked.weights, seed, asked.rounds, asked.samples
+            )
         ]
-        print(f"{name}, {asked.method}, {len(asked.seeds)} federations of {NODES} nodes, %\n\n{table(measured)}\n")
+        print(
+            f"{name}, {asked.method}, {len(asked.seeds)} federations of {NODES} nodes, "
+            f"%\n\n{table(measured)}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Accuracy of the consensus head on frozen features: against one plant's own sums, for newcomers, and as a forecast.
+"""Accuracy of the consensus head on frozen features: against one plant's own sums,
+for newcomers, and as a forecast.
 
-    python -m research.studies.consensus_head neu=NEU xsdd=XSDD --weights mobilenet_v2.safetensors --cache FOLDER
+    python -m research.studies.consensus_head neu=NEU xsdd=XSDD --weights mobilenet_v2.safetensors
+    --cache FOLDER
 
-computes the features of a pool once for each encoder, keeps them in `--cache`, and stores a line for each federation of
-five plants: what each plant's head, made by the product's own functions, reaches on held-out images. Choices are made
-on `--pool tuning`; `python -m research.studies.consensus_head_tables` prints what is stored.
+computes the features of a pool once for each encoder, keeps them in `--cache`, and stores a line
+for each federation of five plants: what each plant's head, made by the product's own functions,
+reaches on held-out images. Choices are made on `--pool tuning`; `python -m
+research.studies.consensus_head_tables` prints what is stored.
 
-*own*: a plant's held-out images, its own classes being the candidates; *all*: the held-out images of all plants, every
-class being a candidate.
+*own*: a plant's held-out images, its own classes being the candidates; *all*: the held-out images
+of all plants, every class being a candidate.
 """
 
 import argparse
@@ -44,7 +47,8 @@ SIZE, NODES, DIMENSIONS = 64, 5, 256  # pixels; plants; directions that features
 PARTITIONS = (("disjoint", 2), ("disjoint", 3), ("dirichlet", 0))  # and classes a plant
 SAMPLES = (3, 5, 10)  # training images a plant
 Logits = Callable[[np.ndarray], np.ndarray]  # [n, C] of features [n, d]
-MODELS = {"imagenet": "mobilenet_v2", "surface": "mobilenet_v2", "lite0": "efficientnet_lite0"}  # by encoder
+# by encoder
+MODELS = {"imagenet": "mobilenet_v2", "surface": "mobilenet_v2", "lite0": "efficientnet_lite0"}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +117,9 @@ class Share(NamedTuple):
 def extract(catalogue: Catalogue, encoder: str, weights: str, cache: Path) -> Features:
     """The features of a pool's images, computed once."""
     initial = initial_encoder(MODELS[encoder], weights, seed=0)
-    digest = hashlib.sha256("".join(f"{entry.digest}{entry.class_name}" for entry in catalogue.entries).encode())
+    digest = hashlib.sha256(
+        "".join(f"{entry.digest}{entry.class_name}" for entry in catalogue.entries).encode()
+    )
     for _, array in sorted(initial.items()):
         digest.update(array.tobytes())
     file = cache / f"{encoder}-{digest.hexdigest()[:16]}.npy"
@@ -125,13 +131,22 @@ def extract(catalogue: Catalogue, encoder: str, weights: str, cache: Path) -> Fe
         data = TrainingSet.of(images, Preprocessing(size=SIZE))
         cache.mkdir(parents=True, exist_ok=True)
         np.save(file, view_features(network, to_tensors(initial), data))
-    return Features(np.load(file), labels, {entry.digest: place for place, entry in enumerate(catalogue.entries)})
+    return Features(
+        np.load(file),
+        labels,
+        {entry.digest: place for place, entry in enumerate(catalogue.entries)},
+    )
 
 
 def deal(trial: Trial, catalogue: Catalogue, features: Features) -> list[Share]:
     """The plants' images. UsageError if there are too few for such a federation."""
     scheme = Scheme(
-        trial.partition, NODES, trial.samples, trial.seed, {"classes_per_node": trial.classes or 2}, pool=trial.pool
+        trial.partition,
+        NODES,
+        trial.samples,
+        trial.seed,
+        {"classes_per_node": trial.classes or 2},
+        pool=trial.pool,
     )
     shares = []
     for each in scheme.shares(catalogue):
@@ -155,14 +170,23 @@ def run(trial: Trial, catalogue: Catalogue, features: Features) -> Result:
         pooled = lda_head.fit(total, _none(total))
         projected = _projected(shares, len(classes))
         for mine, own, small in zip(heads, sums, projected, strict=True):
-            mine |= {"own sums": lda_head.fit(own, own), "pooled means": pooled, f"{DIMENSIONS} directions": small}
-    left = [lda_head.leave_one_out(total, own, *share.train[:2])[0] for own, share in zip(sums, shares, strict=True)]
+            mine |= {
+                "own sums": lda_head.fit(own, own),
+                "pooled means": pooled,
+                f"{DIMENSIONS} directions": small,
+            }
+    left = [
+        lda_head.leave_one_out(total, own, *share.train[:2])[0]
+        for own, share in zip(sums, shares, strict=True)
+    ]
     plants = []
     for number, share in enumerate(shares):
         judged = {name: judge(head.logits, number, shares) for name, head in heads[number].items()}
         plants.append(
             Plant(
-                trained={classes[label]: int(n) for label, n in enumerate(sums[number].images) if n},
+                trained={
+                    classes[label]: int(n) for label, n in enumerate(sums[number].images) if n
+                },
                 tested=len(share.labels),
                 heads=judged,
                 left_out=_left_out(left[number], share.train.labels, total, sums[number]),
@@ -170,7 +194,8 @@ def run(trial: Trial, catalogue: Catalogue, features: Features) -> Result:
                 if trial.encoder == "imagenet"
                 else UNSET,
                 newcomer=_newcomer(share, total, sums[number])
-                if trial.encoder == "imagenet" and (trial.partition, trial.classes) == ("disjoint", 3)
+                if trial.encoder == "imagenet"
+                and (trial.partition, trial.classes) == ("disjoint", 3)
                 else UNSET,
             )
         )
@@ -196,7 +221,9 @@ def _projected(shares: Sequence[Share], classes: int) -> list[Head]:
 
 
 def judge(logits: Logits, number: int, shares: Sequence[Share]) -> tuple[float, float, float]:
-    """Own accuracy of a plant's head, that on its own images among all classes, and that on all plants' images."""
+    """Own accuracy of a plant's head, that on its own images among all classes,
+    and that on all plants' images.
+    """
     share = shares[number]
     mine = logits(share.tested)
     right = np.concatenate([logits(each.tested).argmax(1) == each.labels for each in shares])
@@ -216,11 +243,13 @@ def _left_out(logits: np.ndarray, labels: np.ndarray, total: Sums, own: Sums) ->
     )
 
 
-def _arriving(head: Head, left: np.ndarray, number: int, shares: Sequence[Share]) -> dict[str, float]:
+def _arriving(
+    head: Head, left: np.ndarray, number: int, shares: Sequence[Share]
+) -> dict[str, float]:
     """Images of classes that the plant has none of, and what its own images pay for them.
 
-    By the weight of such a class, and where the head's certainty comes from: training images that are left out, or one
-    half of the held-out ones, of which the other half is judged.
+    By the weight of such a class, and where the head's certainty comes from: training images that
+    are left out, or one half of the held-out ones, of which the other half is judged.
     """
     share = shares[number]
     logits = np.concatenate([head.logits(each.tested) for each in shares])
@@ -235,9 +264,14 @@ def _arriving(head: Head, left: np.ndarray, number: int, shares: Sequence[Share]
         "held out": lda_head.fit_scale(mine[half], share.labels[half], expected),
     }
     found = {"images": float(others.sum())}
-    for (source, scale), (name, weight) in product(scales.items(), (("uniform", 1.0), ("default", UNTAUGHT))):
+    for (source, scale), (name, weight) in product(
+        scales.items(), (("uniform", 1.0), ("default", UNTAUGHT))
+    ):
         weights = np.where(np.isin(np.arange(len(head.bias)), share.own), 1.0, weight)
-        own, arriving = (reweight(softmax(scale * each), weights).argmax(1) for each in (mine[~half], logits[others]))
+        own, arriving = (
+            reweight(softmax(scale * each), weights).argmax(1)
+            for each in (mine[~half], logits[others])
+        )
         found[f"{source}, {name}: own right"] = _mean(own == share.labels[~half])
         found[f"{source}, {name}: own called another's"] = _mean(~np.isin(own, share.own))
         if others.any():
@@ -246,7 +280,9 @@ def _arriving(head: Head, left: np.ndarray, number: int, shares: Sequence[Share]
 
 
 def _newcomer(share: Share, total: Sums, own: Sums) -> dict[str, float]:
-    """Own accuracy of a plant that the other four never counted: with no label, with one a class, or with all."""
+    """Own accuracy of a plant that the other four never counted: with no label,
+    with one a class, or with all.
+    """
     others = total.without(own)
     first = np.unique(share.train.labels, return_index=True)[1]
     one = collect(share.train.views[first], share.train.labels[first], len(total.images))
@@ -271,14 +307,26 @@ def _mean(right: np.ndarray) -> float:
 
 def main() -> None:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="*", metavar="NAME=FOLDER", help="class folders of a data set")
-    parser.add_argument("--weights", default="imagenet", help="of MobileNetV2: imagenet, or a safetensors file")
-    parser.add_argument("--cache", type=Path, default=Path("runs/features"), help="folder for features")
-    parser.add_argument("--pool", choices=("report", "tuning"), default="report", help="tuning for choices")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "data", nargs="*", metavar="NAME=FOLDER", help="class folders of a data set"
+    )
+    parser.add_argument(
+        "--weights", default="imagenet", help="of MobileNetV2: imagenet, or a safetensors file"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=Path("runs/features"), help="folder for features"
+    )
+    parser.add_argument(
+        "--pool", choices=("report", "tuning"), default="report", help="tuning for choices"
+    )
     parser.add_argument("--encoders", nargs="+", choices=MODELS, default=["imagenet"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--out", type=Path, default=Path("research/results/studies/consensus_head.jsonl"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("research/results/studies/consensus_head.jsonl")
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     weights = {"imagenet": asked.weights, "surface": "surface", "lite0": "imagenet"}
@@ -287,19 +335,33 @@ def main() -> None:
     folders = dict(each.split("=", 1) for each in asked.data)
     for encoder, (name, folder) in product(asked.encoders, folders.items()):
         catalogue = class_folders.scan(Path(folder))
-        features = extract(select_pool(catalogue, asked.pool), encoder, weights[encoder], asked.cache)
+        features = extract(
+            select_pool(catalogue, asked.pool), encoder, weights[encoder], asked.cache
+        )
         for seed, (partition, classes), samples in product(asked.seeds, PARTITIONS, SAMPLES):
             trial = Trial(
-                dataset=name, pool=asked.pool, partition=partition, classes=classes, samples=samples, seed=seed,
+                dataset=name,
+                pool=asked.pool,
+                partition=partition,
+                classes=classes,
+                samples=samples,
+                seed=seed,
                 encoder=encoder,
-            )  # fmt: skip
+            )
             if trial in finished:
                 continue
             result = run(trial, catalogue, features)
             records.add(result)
-            own = np.mean([plant.heads["gaussian"][0] for plant in result.plants]) if result.plants else np.nan
+            own = (
+                np.mean([plant.heads["gaussian"][0] for plant in result.plants])
+                if result.plants
+                else np.nan
+            )
             told = result.lacking or f"own {own:.1%}, {result.seconds} s"
-            print(f"{encoder}, {name}, {partition} {classes}, {samples} images, seed {seed}: {told}", flush=True)
+            print(
+                f"{encoder}, {name}, {partition} {classes}, {samples} images, seed {seed}: {told}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

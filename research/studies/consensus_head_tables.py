@@ -1,8 +1,10 @@
-"""Tables of the consensus head's study, and how well images that are left out forecast what is reached.
+"""Tables of the consensus head's study, and how well images that are left out forecast what is
+reached.
 
     python -m research.studies.consensus_head_tables
 
-prints what `python -m research.studies.consensus_head` has stored: means and standard deviations over seeds, in %.
+prints what `python -m research.studies.consensus_head` has stored: means and standard deviations
+over seeds, in %.
 """
 
 import argparse
@@ -53,7 +55,9 @@ Correction = Callable[[Sequence[Plant]], list[Forecast]]  # of a federation's pl
 def left_out(plant: Plant) -> tuple[np.ndarray, np.ndarray]:
     """Logits [n, C] of a plant's images, each by a head without it, and their labels."""
     labels = np.array(plant.left_out.labels)
-    return np.frombuffer(plant.left_out.logits, np.float32).astype(float).reshape(len(labels), -1), labels
+    return np.frombuffer(plant.left_out.logits, np.float32).astype(float).reshape(
+        len(labels), -1
+    ), labels
 
 
 def plain(plants: Sequence[Plant]) -> list[Forecast]:
@@ -62,7 +66,9 @@ def plain(plants: Sequence[Plant]) -> list[Forecast]:
 
 
 def fewer_errors(plants: Sequence[Plant]) -> list[Forecast]:
-    """An error counts (N - 1) / N where plants have N images of its class: as if errors fell as 1 / N."""
+    """An error counts (N - 1) / N where plants have N images of its class:
+    as if errors fell as 1 / N.
+    """
     rest = [np.add(plant.left_out.rest, plant.left_out.elsewhere) for plant in plants]
     return [_forecast(plant, each / (each + 1)) for plant, each in zip(plants, rest, strict=True)]
 
@@ -75,7 +81,8 @@ def two_thirds(plants: Sequence[Plant]) -> list[Forecast]:
 def half_an_image(plants: Sequence[Plant]) -> list[Forecast]:
     """As if half an image more were right."""
     return [
-        _forecast(plant, np.full(images := len(plant.left_out.labels), images / (images + 0.5))) for plant in plants
+        _forecast(plant, np.full(images := len(plant.left_out.labels), images / (images + 0.5)))
+        for plant in plants
     ]
 
 
@@ -85,7 +92,10 @@ def shrunk(images: float, inner: Correction) -> Correction:
     def correct(plants: Sequence[Plant]) -> list[Forecast]:
         found = inner(plants)
         counts = [each.images for each in found]
-        own, among = (np.average(shares, weights=counts) for shares in ([f.own for f in found], [f.all for f in found]))
+        own, among = (
+            np.average(shares, weights=counts)
+            for shares in ([f.own for f in found], [f.all for f in found])
+        )
         return [
             Forecast(float(w * f.own + (1 - w) * own), float(w * f.all + (1 - w) * among), f.images)
             for f, w in ((each, each.images / (each.images + images)) for each in found)
@@ -111,7 +121,11 @@ def _forecast(plant: Plant, errors: np.ndarray) -> Forecast:
     logits, labels = left_out(plant)
     own = np.unique(labels)
     among = float((errors * (logits.argmax(1) != labels)).mean())
-    return Forecast(1 - float((errors * (own[logits[:, own].argmax(1)] != labels)).mean()), 1 - among, len(labels))
+    return Forecast(
+        1 - float((errors * (own[logits[:, own].argmax(1)] != labels)).mean()),
+        1 - among,
+        len(labels),
+    )
 
 
 def accuracies(results: Sequence[Result]) -> Table:
@@ -120,7 +134,10 @@ def accuracies(results: Sequence[Result]) -> Table:
     for setting, group in _by(results, _setting):
         row = [setting]
         for head in HEADS:
-            views = [[_mean(plant.heads[head][view] for plant in each.plants) for each in group] for view in (0, 2)]
+            views = [
+                [_mean(plant.heads[head][view] for plant in each.plants) for each in group]
+                for view in (0, 2)
+            ]
             row.append(" / ".join(map(format_spread, views)))
         rows.append(row)
     return Table("Own / all", ["", *HEADS.values()], rows)
@@ -132,11 +149,21 @@ def newcomers(results: Sequence[Result]) -> Table:
     for setting, group in _by([each for each in results if each.trial.classes == 3], _setting):
         row = [setting]
         for name in NEWCOMER:
-            row.append(format_spread([_mean(plant.newcomer[name] for plant in each.plants) for each in group]))  # type: ignore[index]
+            row.append(
+                format_spread(
+                    [_mean(plant.newcomer[name] for plant in each.plants) for each in group]  # type: ignore[index]
+                )
+            )
         for head in ("own sums", "gaussian"):
-            row.append(format_spread([_mean(plant.heads[head][0] for plant in each.plants) for each in group]))
+            row.append(
+                format_spread(
+                    [_mean(plant.heads[head][0] for plant in each.plants) for each in group]
+                )
+            )
         rows.append(row)
-    return Table("A newcomer", ["", *NEWCOMER.values(), "all labels, alone", "all labels, joined"], rows)
+    return Table(
+        "A newcomer", ["", *NEWCOMER.values(), "all labels, alone", "all labels, joined"], rows
+    )
 
 
 def arriving(results: Sequence[Result]) -> Table:
@@ -146,7 +173,10 @@ def arriving(results: Sequence[Result]) -> Table:
         row = [setting]
         for prior in PRIORS:
             shares = (
-                [_mean(plant.arriving.get(f"{prior}: {name}", np.nan) for plant in each.plants) for each in group]  # type: ignore[union-attr]
+                [
+                    _mean(plant.arriving.get(f"{prior}: {name}", np.nan) for plant in each.plants)  # type: ignore[union-attr]
+                    for each in group
+                ]
                 for name in ARRIVING
             )
             row.append(" / ".join(f"{np.mean(share):.1f}" for share in shares))
@@ -155,7 +185,9 @@ def arriving(results: Sequence[Result]) -> Table:
 
 
 def forecasts(results: Sequence[Result], names: Iterable[str]) -> Table:
-    """Correlation, mean difference and mean absolute difference of forecast and reached accuracy."""
+    """Correlation, mean difference and mean absolute difference of forecast and reached
+    accuracy.
+    """
     rows = []
     for name in names:
         row = [name]
@@ -166,38 +198,62 @@ def forecasts(results: Sequence[Result], names: Iterable[str]) -> Table:
             plants += [(f.own, r[0], f.all, r[1]) for f, r in zip(found, reached, strict=True)]
             counts = [f.images for f in found]
             own, among = (np.average([f[view] for f in found], weights=counts) for view in (0, 1))
-            federations.append((own, np.mean([r[0] for r in reached]), among, np.mean([r[2] for r in reached])))
+            federations.append(
+                (own, np.mean([r[0] for r in reached]), among, np.mean([r[2] for r in reached]))
+            )
         for values in (np.array(plants), np.array(federations)):
             row += [_agreement(values[:, 0], values[:, 1]), _agreement(values[:, 2], values[:, 3])]
         rows.append(row)
-    columns = ["forecast", "plant, own", "plant, its images among all classes", "federation, own", "federation, all"]
+    columns = [
+        "forecast",
+        "plant, own",
+        "plant, its images among all classes",
+        "federation, own",
+        "federation, all",
+    ]
     return Table("Correlation, mean error, mean absolute error", columns, rows)
 
 
 def _agreement(forecast: np.ndarray, reached: np.ndarray) -> str:
     error = 100 * (forecast - reached)
-    return f"{np.corrcoef(forecast, reached)[0, 1]:.2f}, {error.mean():+.1f}, {np.abs(error).mean():.1f}"
+    return (
+        f"{np.corrcoef(forecast, reached)[0, 1]:.2f}, {error.mean():+.1f}, "
+        f"{np.abs(error).mean():.1f}"
+    )
 
 
 def encoder_accuracies(results: Sequence[Result]) -> Table:
     """Own / all by encoder: means over partitions and seeds."""
     names = list(dict.fromkeys(each.trial.encoder for each in results))
     rows = []
-    for (dataset, samples), group in _by(results, lambda each: (each.trial.dataset, each.trial.samples)):
+    for (dataset, samples), group in _by(
+        results, lambda each: (each.trial.dataset, each.trial.samples)
+    ):
         row = [f"{DATASETS[dataset].name}, {samples} images"]
         for name in names:
-            plants = [plant for each in group if each.trial.encoder == name for plant in each.plants]
-            row.append(" / ".join(f"{_mean(plant.heads['gaussian'][view] for plant in plants):.1f}" for view in (0, 2)))
+            plants = [
+                plant for each in group if each.trial.encoder == name for plant in each.plants
+            ]
+            row.append(
+                " / ".join(
+                    f"{_mean(plant.heads['gaussian'][view] for plant in plants):.1f}"
+                    for view in (0, 2)
+                )
+            )
         rows.append(row)
     return Table("Own / all by encoder", ["", *names], rows)
 
 
 def encoders(results: Sequence[Result], title: str) -> Table:
-    """How often the encoder that left-out images choose is the best on held-out ones, and what is lost elsewhere."""
+    """How often the encoder that left-out images choose is the best on held-out ones,
+    and what is lost elsewhere.
+    """
     trials: dict[Hashable, dict[str, Result]] = defaultdict(dict)
     for each in results:
         trial = each.trial
-        trials[trial.dataset, trial.partition, trial.classes, trial.samples, trial.seed][trial.encoder] = each
+        trials[trial.dataset, trial.partition, trial.classes, trial.samples, trial.seed][
+            trial.encoder
+        ] = each
     most = max(map(len, trials.values()))
     complete = [found for found in trials.values() if len(found) == most]
     choices: dict[str, Callable[[Mapping[str, Result]], str]] = {
@@ -213,7 +269,8 @@ def encoders(results: Sequence[Result], title: str) -> Table:
             lost = []
             for found in complete:
                 reached = {
-                    key: _mean(plant.heads["gaussian"][view] for plant in each.plants) for key, each in found.items()
+                    key: _mean(plant.heads["gaussian"][view] for plant in each.plants)
+                    for key, each in found.items()
                 }
                 lost.append(max(reached.values()) - reached[choose(found)])
             row.append(f"{lost.count(0)} of {len(complete)}, {np.mean(lost):.1f}")
@@ -222,7 +279,9 @@ def encoders(results: Sequence[Result], title: str) -> Table:
 
 
 def _loss(result: Result, *, common: bool) -> float:
-    """Cross-entropy of all plants' left-out images, scaled for all plants in common, or as it is."""
+    """Cross-entropy of all plants' left-out images, scaled for all plants in common,
+    or as it is.
+    """
     pairs = [left_out(plant) for plant in result.plants]
     logits, labels = (np.concatenate(each) for each in zip(*pairs, strict=True))
     scaled = logits * (fit_scale(logits, labels) if common else 1)
@@ -232,7 +291,9 @@ def _loss(result: Result, *, common: bool) -> float:
 
 def _loss_by_plant(result: Result) -> float:
     """Likewise, scaled for each plant."""
-    return sum(_loss(Result(trial=result.trial, plants=[plant]), common=True) for plant in result.plants)
+    return sum(
+        _loss(Result(trial=result.trial, plants=[plant]), common=True) for plant in result.plants
+    )
 
 
 JUDGES: dict[str, Callable[[Result], float]] = {
@@ -270,8 +331,12 @@ def _by(results: Iterable[Result], key: Callable[[Result], G]) -> Iterator[tuple
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, default=Path("research/results/studies/consensus_head.jsonl"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--file", type=Path, default=Path("research/results/studies/consensus_head.jsonl")
+    )
     parser.add_argument("--pool", choices=("report", "tuning"), default="report")
     asked = parser.parse_args()
     stored = [each for each in Records(asked.file, Result) if each.trial.pool == asked.pool]
@@ -281,8 +346,13 @@ def main() -> None:
     names = CORRECTIONS if asked.pool == "tuning" else ("plain", CHOSEN)
     tables = [accuracies(frozen), newcomers(frozen), arriving(frozen), forecasts(frozen, names)]
     tables += [encoder_accuracies(results), encoders(results, "all encoders")]
-    tables += [encoders([each for each in results if each.trial.samples == n], f"{n} images") for n in SAMPLES]
-    tables.append(encoders([each for each in results if each.trial.encoder != "surface"], "without surface"))
+    tables += [
+        encoders([each for each in results if each.trial.samples == n], f"{n} images")
+        for n in SAMPLES
+    ]
+    tables.append(
+        encoders([each for each in results if each.trial.encoder != "surface"], "without surface")
+    )
     for table in tables:
         print(f"{table.title}\n\n{table.markdown()}\n")
 

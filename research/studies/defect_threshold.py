@@ -1,11 +1,12 @@
-"""Threshold of a defect by Bayes' rule or by what held-out images would have cost: expected cost on fresh images.
+"""Threshold of a defect by Bayes' rule or by what held-out images would have cost:
+expected cost on fresh images.
 
     python -m research.studies.defect_threshold
 
-Logits of four classes, the first of which means no defect, are twice as sure as they should be; in other rows the model
-also leans to or away from the first class, which a temperature does not cure. A few held-out images give the
-temperature and, for the empirical rule, the threshold at which they cost least; 20,000 others tell what either
-threshold costs an image.
+Logits of four classes, the first of which means no defect, are twice as sure as they should be; in
+other rows the model also leans to or away from the first class, which a temperature does not cure.
+A few held-out images give the temperature and, for the empirical rule, the threshold at which they
+cost least; 20,000 others tell what either threshold costs an image.
 """
 
 import numpy as np
@@ -48,14 +49,18 @@ def main() -> None:
                 for _ in range(REPEATS):
                     few, truth = draw(random, count, leaning)
                     divisor = fit_temperature(few, truth)
-                    promised, empirical = least_cost(1 - softmax(few / divisor)[:, 0], truth, missed_cost)
+                    promised, empirical = least_cost(
+                        1 - softmax(few / divisor)[:, 0], truth, missed_cost
+                    )
                     fresh = 1 - softmax(logits / divisor)[:, 0]
                     rules = (1 / (1 + missed_cost), empirical)
-                    found.append((*(cost_of(fresh, labels, each, missed_cost) for each in rules), promised))
+                    found.append(
+                        (*(cost_of(fresh, labels, each, missed_cost) for each in rules), promised)
+                    )
                 bayes, chosen, promised = np.mean(found, 0)
                 print(
-                    f"leaning {leaning:+.0f}, {count:3} images, missed costs {missed_cost:2.0f}: Bayes {bayes:.3f}, "
-                    f"empirical {chosen:.3f}, which promised {promised:.3f}"
+                    f"leaning {leaning:+.0f}, {count:3} images, missed costs {missed_cost:2.0f}: "
+                    f"Bayes {bayes:.3f}, empirical {chosen:.3f}, which promised {promised:.3f}"
                 )
 
 

@@ -2,10 +2,11 @@
 
     python -m research.studies.drift_detection NEU --other XSDD --weights mobilenet_v2.safetensors
 
-A federation is simulated for each seed: AFedCL on NEU-CLS, three classes to a node. Each node's model, calibrated on
-its 60 held-out images, then sees a stream of other images of its own classes, drawn at random; after a thousand they
-are darker, blurred, noisy, or those of another plant (X-SDD). A stream that is only ordinary counts false alarms.
-Prints a line of JSON for each seed and window, then a table.
+A federation is simulated for each seed: AFedCL on NEU-CLS, three classes to a node. Each node's
+model, calibrated on its 60 held-out images, then sees a stream of other images of its own classes,
+drawn at random; after a thousand they are darker, blurred, noisy, or those of another plant
+(X-SDD). A stream that is only ordinary counts false alarms. Prints a line of JSON for each seed and
+window, then a table.
 """
 
 import argparse
@@ -35,7 +36,8 @@ from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.training.seeding import generator
 
-BEFORE, AFTER, ORDINARY = 1000, 2000, 20_000  # images: before and after a change, and of a stream without one
+# images: before and after a change, and of a stream without one
+BEFORE, AFTER, ORDINARY = 1000, 2000, 20_000
 
 
 def darker(pixels: np.ndarray) -> np.ndarray:
@@ -45,7 +47,9 @@ def darker(pixels: np.ndarray) -> np.ndarray:
 
 def blurred(pixels: np.ndarray) -> np.ndarray:
     """A lens out of focus, by one of the network's pixels."""
-    return np.stack([np.asarray(Image.fromarray(each).filter(ImageFilter.GaussianBlur(1))) for each in pixels])
+    return np.stack(
+        [np.asarray(Image.fromarray(each).filter(ImageFilter.GaussianBlur(1))) for each in pixels]
+    )
 
 
 def noisy(pixels: np.ndarray) -> np.ndarray:
@@ -54,7 +58,11 @@ def noisy(pixels: np.ndarray) -> np.ndarray:
     return np.clip(pixels + noise, 0, 255).astype(np.uint8)
 
 
-CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"darker": darker, "blurred": blurred, "noisy": noisy}
+CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "darker": darker,
+    "blurred": blurred,
+    "noisy": noisy,
+}
 
 
 class Node(NamedTuple):
@@ -77,10 +85,16 @@ class Told:
 
 def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
     """Train a federation and show its models everything."""
-    catalogue, strangers = (select_pool(class_folders.scan(each), asked.pool) for each in (asked.folder, asked.other))
-    shares = Scheme("disjoint", NODES, 12, seed, {"classes_per_node": 3}, pool="all").shares(catalogue)
+    catalogue, strangers = (
+        select_pool(class_folders.scan(each), asked.pool) for each in (asked.folder, asked.other)
+    )
+    shares = Scheme("disjoint", NODES, 12, seed, {"classes_per_node": 3}, pool="all").shares(
+        catalogue
+    )
     images = {
-        s.node: Images(*(class_folders.load(part, catalogue.classes, SIZE) for part in (s.train, s.test)))
+        s.node: Images(
+            *(class_folders.load(part, catalogue.classes, SIZE) for part in (s.train, s.test))
+        )
         for s in shares
     }
     request = Request("afedcl", weights=asked.weights, size=SIZE, rounds=asked.rounds, seed=seed)
@@ -96,16 +110,22 @@ def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
             [
                 entry
                 for entry in catalogue.entries
-                if entry.class_name in share.train.classes and entry.digest not in used | set(test.digests)
+                if entry.class_name in share.train.classes
+                and entry.digest not in used | set(test.digests)
             ],
             seed,
         )
-        shown = {name: fresh._replace(images=change(fresh.images)) for name, change in CHANGES.items()}
+        shown = {
+            name: fresh._replace(images=change(fresh.images)) for name, change in CHANGES.items()
+        }
         shown |= {"ordinary": fresh, "another plant": _pictures(strangers.entries, seed)}
         held_out = look(models[share.node], spec, test)
         model = served(held_out, test.labels, catalogue.classes)
         divisor = model.manifest.confidence.temperature if model.manifest.confidence else 1
-        kinds = {kind: outputs(look(models[share.node], spec, pictures), divisor) for kind, pictures in shown.items()}
+        kinds = {
+            kind: outputs(look(models[share.node], spec, pictures), divisor)
+            for kind, pictures in shown.items()
+        }
         found.append(Node(model, kinds))
     return found
 
@@ -120,9 +140,13 @@ def served(held_out: Seen, labels: np.ndarray, classes: Sequence[str]) -> Model:
     """What of a line's model its watchers use."""
     confidence = calibrate(held_out.logits, labels, classes, np.ones(len(classes)))
     opinions = softmax(held_out.opinions / confidence.temperature)
-    reference = Reference.from_features(held_out.features, held_out.logits.argmax(1), len(classes), opinions)
+    reference = Reference.from_features(
+        held_out.features, held_out.logits.argmax(1), len(classes), opinions
+    )
     manifest = SimpleNamespace(classes=tuple(classes), confidence=confidence)
-    return cast(Model, SimpleNamespace(manifest=manifest, predictor=SimpleNamespace(reference=reference)))
+    return cast(
+        Model, SimpleNamespace(manifest=manifest, predictor=SimpleNamespace(reference=reference))
+    )
 
 
 def outputs(seen: Seen, divisor: float) -> Outputs:
@@ -131,7 +155,9 @@ def outputs(seen: Seen, divisor: float) -> Outputs:
 
 
 def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[Told, int]:
-    """Show images of these kinds, drawn at random, until there is an alarm or they end; and how many were shown."""
+    """Show images of these kinds, drawn at random, until there is an alarm or they end;
+    and how many were shown.
+    """
     told, settings = Told(), uncertainty_check.Settings()
     doubting = uncertainty_check.UncertaintyCheck(settings)
     watchers = doubting, drift.Drift(drift.Settings(window=window), doubting, told)
@@ -142,7 +168,9 @@ def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[To
         seen = Outputs(*(each[one] for each in of_kind[:3] if each is not None))
         nothing = cast(Any, None)
         verdict = _verdict(node, seen)
-        shown = Inspection(node.model, nothing, nothing, seen, seen.probabilities, verdict, 0, 0, 0, 0)
+        shown = Inspection(
+            node.model, nothing, nothing, seen, seen.probabilities, verdict, 0, 0, 0, 0
+        )
         for watcher in watchers:
             shown = shown._replace(verdict=watcher(shown))
         if told.alarms and kind != "ordinary":
@@ -153,13 +181,21 @@ def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[To
 def _verdict(node: Node, seen: Outputs) -> Verdict:
     [row] = seen.probabilities
     return Verdict(
-        image="", label=node.model.manifest.classes[int(row.argmax())], confidence=float(row.max()),
-        probabilities={}, bundle="", milliseconds=0, time="",
-    )  # fmt: skip
+        image="",
+        label=node.model.manifest.classes[int(row.argmax())],
+        confidence=float(row.max()),
+        probabilities={},
+        bundle="",
+        milliseconds=0,
+        time="",
+    )
 
 
 def measure(found: Sequence[Node], window: int, seed: int) -> dict[str, list[float]]:
-    """By kind of change, for each node: images until the alarm (AFTER: none). False alarms, in ORDINARY images."""
+    """By kind of change, for each node: images until the alarm (AFTER: none).
+
+    False alarms, in ORDINARY images.
+    """
     result: dict[str, list[float]] = defaultdict(list)
     for node in found:
         result["false alarms"].append(stream(node, ["ordinary"] * ORDINARY, window, seed)[0].alarms)
@@ -172,13 +208,19 @@ def measure(found: Sequence[Node], window: int, seed: int) -> dict[str, list[flo
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="class folders of NEU-CLS")
-    parser.add_argument("--other", type=Path, required=True, help="class folders of another plant: X-SDD")
+    parser.add_argument(
+        "--other", type=Path, required=True, help="class folders of another plant: X-SDD"
+    )
     parser.add_argument("--weights", default="surface", help="surface, or a safetensors file")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--windows", type=int, nargs="+", default=[50, 200, 1000])
-    parser.add_argument("--pool", choices=("report", "tuning"), default="report", help="tuning for choices")
+    parser.add_argument(
+        "--pool", choices=("report", "tuning"), default="report", help="tuning for choices"
+    )
     parser.add_argument("--rounds", type=int, default=8)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -192,10 +234,16 @@ def main() -> None:
                 all_[window][name] += values
     for window, results in all_.items():
         false = results.pop("false alarms")
-        print(f"window {window}: {sum(false):.0f} false alarms in {len(false) * ORDINARY} images of {len(false)} nodes")
+        print(
+            f"window {window}: {sum(false):.0f} false alarms in {len(false) * ORDINARY} images "
+            f"of {len(false)} nodes"
+        )
         for name, values in results.items():
             missed = sum(value == AFTER for value in values)
-            print(f"  {name:14} median {np.median(values):5.0f} images, worst {max(values):.0f}, missed by {missed}")
+            print(
+                f"  {name:14} median {np.median(values):5.0f} images, worst {max(values):.0f}, "
+                f"missed by {missed}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Ablation of FedTFI's exchange: the content of others' patches against any disturbance of the maps.
+"""Ablation of FedTFI's exchange: the content of others' patches against any disturbance of the
+maps.
 
     python -m research.studies.exchange_parts --kth KTH --weights VGG.safetensors --seeds 5
 
-runs `table4`'s FedTFI with both skews on KTH's fabrics, at one class a node, where the bank has been spoilt for
-its readers: `any label` hands out its patches in another order, so that a patch of a label holds what any other may
-have; `drawn` has Gaussian numbers in their place, with the mean and deviation of each channel. Beside them stand the
-patches as they are and the same network without an exchange, from the experiment's store. Results are kept in
-exchange_parts.jsonl there; what is in it is not run again.
+runs `table4`'s FedTFI with both skews on KTH's fabrics, at one class a node, where the bank has
+been spoilt for its readers: `any label` hands out its patches in another order, so that a patch of
+a label holds what any other may have; `drawn` has Gaussian numbers in their place, with the mean
+and deviation of each channel. Beside them stand the patches as they are and the same network
+without an exchange, from the experiment's store. Results are kept in exchange_parts.jsonl there;
+what is in it is not run again.
 """
 
 import argparse
@@ -82,7 +84,9 @@ def spoil(name: str, received: Arrays) -> Arrays:
 def run(job: Job, inputs: Inputs) -> Reached:
     """One federation, in a process whose methods have no other bank meanwhile."""
     honest = patch_bank.remove_own_patches
-    patch_bank.remove_own_patches = lambda broadcast, node: honest(spoil(job.spoilt, broadcast), node)
+    patch_bank.remove_own_patches = lambda broadcast, node: honest(
+        spoil(job.spoilt, broadcast), node
+    )
     try:
         finished = run_cell(job.cell, inputs)
     finally:
@@ -95,7 +99,9 @@ def rows(
 ) -> Iterator[tuple[str, dict[int, float]]]:
     """Names, and percent by seed."""
     for name, method in (("as they are", "fedtfi"), ("no exchange", "fedavg")):
-        there = [finished[cell.key] for cell in cells if cell.method == method and cell.key in finished]
+        there = [
+            finished[cell.key] for cell in cells if cell.method == method and cell.key in finished
+        ]
         yield name, {each.cell.seed: 100 * each.accuracy for each in there}
     for name in SPOILT:
         yield name, {each.seed: 100 * each.accuracy for each in reached if each.spoilt == name}
@@ -103,10 +109,14 @@ def rows(
 
 def main() -> None:
     """Run what is missing and print a line for each kind of bank."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kth", type=Path, required=True, help="folder with sample_a to sample_d")
     parser.add_argument("--weights", required=True, help="VGG19's first layers")
-    parser.add_argument("--store", type=Path, default=Path("research/results/fedtfi"), help="of the experiments")
+    parser.add_argument(
+        "--store", type=Path, default=Path("research/results/fedtfi"), help="of the experiments"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
@@ -119,13 +129,17 @@ def main() -> None:
         store=asked.store,
         workers=asked.workers,
     )
-    experiment = Experiment(FEDTFI, order, lambda event: print(progress.format_event(event), flush=True))
+    experiment = Experiment(
+        FEDTFI, order, lambda event: print(progress.format_event(event), flush=True)
+    )
     records = Records(asked.store / "exchange_parts.jsonl", Reached)
     whole = (SMALL.whole, SCENARIOS[BOTH_1].partition)
     cells = [cell for cell in experiment.cells if (cell.model, cell.setting.partition) == whole]
     exchanging = [cell for cell in cells if cell.method == "fedtfi"]
     known = {(each.key, each.spoilt) for each in records}
-    jobs = [Job(cell, name) for cell in exchanging for name in SPOILT if (cell.key, name) not in known]
+    jobs = [
+        Job(cell, name) for cell in exchanging for name in SPOILT if (cell.key, name) not in known
+    ]
     if jobs:
         for each in over_processes(asked.workers, run, jobs, experiment.inputs(exchanging)):
             records.add(each)
@@ -134,8 +148,15 @@ def main() -> None:
     found = dict(rows(experiment.finished(), cells, [each for each in records if each.key in keys]))
     for name, values in found.items():
         over = paired_difference(values, found["no exchange"])
-        more = f"; over no exchange {over.mean:+.1f} ± {over.half:.1f}" if over and name != "no exchange" else ""
-        print(f"{name}: {spread(values.values()).mean:.1f} ± {spread(values.values()).deviation:.1f} %{more}")
+        more = (
+            f"; over no exchange {over.mean:+.1f} ± {over.half:.1f}"
+            if over and name != "no exchange"
+            else ""
+        )
+        print(
+            f"{name}: {spread(values.values()).mean:.1f} ± "
+            f"{spread(values.values()).deviation:.1f} %{more}"
+        )
 
 
 if __name__ == "__main__":

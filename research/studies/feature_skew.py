@@ -1,20 +1,27 @@
-"""Plants whose cameras or materials differ: what the consensus head's weights and offset bring over plain pooling.
+"""Plants whose cameras or materials differ:
+what the consensus head's weights and offset bring over plain pooling.
 
-    python -m research.studies.feature_skew --neu NEU --xsdd XSDD --kth KTH --weights mobilenet_v2.safetensors
+    python -m research.studies.feature_skew --neu NEU --xsdd XSDD --kth KTH --weights
+    mobilenet_v2.safetensors
 
-makes the heads of federations whose encoder nobody trains, and prints a table: means over nodes and seeds, in %, with
-differences from pooling that are paired by seed. Results are kept in a file; what is in it is not run again. Skews:
+makes the heads of federations whose encoder nobody trains, and prints a table: means over nodes and
+seeds, in %, with differences from pooling that are paired by seed. Results are kept in a file; what
+is in it is not run again. Skews:
 
-- `cameras`: each plant sees one data set's images with its own gamma, brightness, colours and sharpness, drawn by seed.
-- `sources`: plants have NEU-CLS or X-SDD, three of whose classes are the same, or one of four pieces of each fabric.
+- `cameras`: each plant sees one data set's images with its own gamma, brightness, colours and
+  sharpness, drawn by seed.
+- `sources`: plants have NEU-CLS or X-SDD, three of whose classes are the same, or one of four
+  pieces of each fabric.
 - `none`, for comparison.
 
-With `classes_per_node` a plant is taught some of its source's classes only. `own` are held-out images of these, which
-are the only candidates; `all` are those of all classes of its source, as its own camera would show them, every class of
-the federation being a candidate.
+With `classes_per_node` a plant is taught some of its source's classes only. `own` are held-out
+images of these, which are the only candidates; `all` are those of all classes of its source, as its
+own camera would show them, every class of the federation being a candidate.
 
-Heads: `alone` knows no other plant. `own means` takes nothing but the covariance from the others, and the means of
-classes that it was not taught. `pooled` takes all images alike. `weighed` is the head that is deployed.
+Heads: `alone` knows no other plant. `own means` takes nothing but the covariance from the others,
+    and the means of
+classes that it was not taught. `pooled` takes all images alike. `weighed` is the head that is
+deployed.
 """
 
 import argparse
@@ -102,7 +109,9 @@ Rule = Callable[[Sums, Sums, Spread], Means]
 
 def own_means(others: Sums, own: Sums, spread: Spread) -> Means:
     """Others' means count only where a plant has no image."""
-    return estimate_means(others._replace(images=np.where(own.images > 0, 0, others.images)), own, spread)
+    return estimate_means(
+        others._replace(images=np.where(own.images > 0, 0, others.images)), own, spread
+    )
 
 
 def pooled(others: Sums, own: Sums, spread: Spread) -> Means:
@@ -124,7 +133,9 @@ class Camera(NamedTuple):
 
     def shoot(self, image: np.ndarray) -> np.ndarray:
         """The image uint8 [S, S, 3] as this camera would have taken it."""
-        blurred = np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(self.blur)), float)
+        blurred = np.asarray(
+            Image.fromarray(image).filter(ImageFilter.GaussianBlur(self.blur)), float
+        )
         lit = 255 * (blurred / 255) ** self.gamma * np.array(self.colours) + self.brightness
         return np.asarray(np.clip(np.rint(lit), 0, 255).astype(np.uint8))
 
@@ -133,7 +144,9 @@ def draw_camera(seed: int, node: str) -> Camera:
     """The camera of a node."""
     random = generator(seed, "camera", node)
     colours = np.exp(random.normal(0, 0.08, 3))
-    return Camera(np.exp(random.normal(0, 0.35)), random.normal(0, 15), tuple(colours), random.uniform(0, 1))
+    return Camera(
+        np.exp(random.normal(0, 0.35)), random.normal(0, 15), tuple(colours), random.uniform(0, 1)
+    )
 
 
 class Encoder(NamedTuple):
@@ -144,7 +157,9 @@ class Encoder(NamedTuple):
 
     def views(self, images: class_folders.LabelledImages) -> np.ndarray:
         """What is collected of training images, [n, VIEWS, d]."""
-        return view_features(self.network, self.tensors, TrainingSet.of(images, Preprocessing(size=SIZE)))
+        return view_features(
+            self.network, self.tensors, TrainingSet.of(images, Preprocessing(size=SIZE))
+        )
 
     def features(self, images: class_folders.LabelledImages) -> np.ndarray:
         """Features of length one [n, d] of images as they are."""
@@ -172,18 +187,35 @@ def plants(
     for number, share in enumerate(shares):
         source = select_pool(sources[number % len(sources)], pool)
         free = [entry for entry in source.entries if entry.digest not in trained]
-        order = [free[position] for position in generator(seed, "seen", share.node).permutation(len(free))]
-        seen = [entry for name in classes for entry in [each for each in order if each.class_name == name][:SEEN]]
-        parts = [class_folders.load(each, classes, SIZE) for each in (share.train, Catalogue(tuple(seen)))]
+        order = [
+            free[position]
+            for position in generator(seed, "seen", share.node).permutation(len(free))
+        ]
+        seen = [
+            entry
+            for name in classes
+            for entry in [each for each in order if each.class_name == name][:SEEN]
+        ]
+        parts = [
+            class_folders.load(each, classes, SIZE)
+            for each in (share.train, Catalogue(tuple(seen)))
+        ]
         if setting.cameras:
             shoot = draw_camera(seed, share.node).shoot
-            parts = [part._replace(images=np.stack([shoot(image) for image in part.images])) for part in parts]
+            parts = [
+                part._replace(images=np.stack([shoot(image) for image in part.images]))
+                for part in parts
+            ]
         train, later = parts
-        made.append(Plant(encoder.views(train), train.labels, encoder.features(later), later.labels))
+        made.append(
+            Plant(encoder.views(train), train.labels, encoder.features(later), later.labels)
+        )
     return made, len(classes)
 
 
-def measure(federation: Sequence[Plant], classes: int, heads: Mapping[str, Rule]) -> dict[str, tuple[float, float]]:
+def measure(
+    federation: Sequence[Plant], classes: int, heads: Mapping[str, Rule]
+) -> dict[str, tuple[float, float]]:
     """Accuracy on own and on all classes, mean over plants, of each kind of head."""
     sums = [collect(plant.features, plant.labels, classes) for plant in federation]
     total = reduce(lambda one, other: one.combine(other, np.add), sums)
@@ -192,11 +224,16 @@ def measure(federation: Sequence[Plant], classes: int, heads: Mapping[str, Rule]
     for plant, own in zip(federation, sums, strict=True):
         mine, nobody = own.values(), own.without(own).values()
         spread_alone = estimate_spread(mine)
-        found["alone"].append(_right(plant, estimate_means(nobody, mine, spread_alone), spread_alone))
+        found["alone"].append(
+            _right(plant, estimate_means(nobody, mine, spread_alone), spread_alone)
+        )
         others = total.without(own).values()
         for name, rule in heads.items():
             found[name].append(_right(plant, rule(others, mine, spread), spread))
-    return {name: (float(np.mean(rows, 0)[0]), float(np.mean(rows, 0)[1])) for name, rows in found.items()}
+    return {
+        name: (float(np.mean(rows, 0)[0]), float(np.mean(rows, 0)[1]))
+        for name, rows in found.items()
+    }
 
 
 def _right(plant: Plant, means: Means, spread: Spread) -> tuple[float, float]:
@@ -206,7 +243,9 @@ def _right(plant: Plant, means: Means, spread: Spread) -> tuple[float, float]:
     taught = np.isin(np.arange(len(means.known)), plant.labels)
     own = taught[plant.seen_labels]
     among = np.where(taught, scores, -np.inf)[own].argmax(1)
-    return float((among == plant.seen_labels[own]).mean()), float((scores.argmax(1) == plant.seen_labels).mean())
+    return float((among == plant.seen_labels[own]).mean()), float(
+        (scores.argmax(1) == plant.seen_labels).mean()
+    )
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
@@ -220,7 +259,11 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
             cells = [setting, head]
             for figure in ("own", "all"):
                 values = {each.seed: 100 * float(getattr(each, figure)) for each in there}
-                base = {each.seed: 100 * float(getattr(each, figure)) for each in mine if each.head == BASE}
+                base = {
+                    each.seed: 100 * float(getattr(each, figure))
+                    for each in mine
+                    if each.head == BASE
+                }
                 over = paired_difference(values, base)
                 cells.append(f"{np.mean(list(values.values())):.1f}")
                 cells.append(f"{over.mean:+.1f} ± {over.half:.1f}" if over and head != BASE else "")
@@ -229,20 +272,29 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
 
 def main() -> None:
     """Run what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--neu", type=Path, required=True, help="class folders of NEU-CLS")
     parser.add_argument("--xsdd", type=Path, required=True, help="class folders of X-SDD")
     parser.add_argument("--kth", type=Path, required=True, help="folder with sample_a to sample_d")
     parser.add_argument("--weights", required=True, help="ImageNet's MobileNetV2")
     parser.add_argument("--pool", choices=("report", "tuning"), default="report")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--out", type=Path, default=Path("research/results/studies/feature_skew.jsonl"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("research/results/studies/feature_skew.jsonl")
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    folders = {"neu": asked.neu, "xsdd": asked.xsdd, **{f"kth_{each}": asked.kth / f"sample_{each}" for each in "abcd"}}
+    folders = {
+        "neu": asked.neu,
+        "xsdd": asked.xsdd,
+        **{f"kth_{each}": asked.kth / f"sample_{each}" for each in "abcd"},
+    }
     catalogues = {name: class_folders.scan(folder) for name, folder in folders.items()}
     named = [
-        entry._replace(class_name=SAME.get(entry.class_name, entry.class_name)) for entry in catalogues["xsdd"].entries
+        entry._replace(class_name=SAME.get(entry.class_name, entry.class_name))
+        for entry in catalogues["xsdd"].entries
     ]
     catalogues["xsdd"] = Catalogue(tuple(named))
     encoder = Encoder(Network(MODEL, 2), to_tensors(initial_encoder(MODEL, asked.weights, seed=0)))

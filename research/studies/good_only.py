@@ -3,10 +3,11 @@
     python -m research.studies.good_only --pool report NEU=NEU-CLS/ X-SDD=X-SDD/
     python -m research.studies.good_only --table
 
-A drawn surface is good without a defect; eight plants, six kinds of defect. Of a data set of defects each class in turn
-is "good", and all others are strange: no such set has images without a defect. Detectors see the good images of their
-size (20 or 50) alone; others of the same class or plant, which are not among them, and strange ones judge them.
-A line of the file is a finished detector, and is not run again.
+A drawn surface is good without a defect; eight plants, six kinds of defect. Of a data set of
+defects each class in turn is "good", and all others are strange: no such set has images without a
+defect. Detectors see the good images of their size (20 or 50) alone; others of the same class or
+plant, which are not among them, and strange ones judge them. A line of the file is a finished
+detector, and is not run again.
 """
 
 import argparse
@@ -69,14 +70,20 @@ def _one_class(pool: str, name: str, folder: Path) -> Iterator[_Case]:
     order = generator(0, "good only", name).permutation(len(loaded.labels))
     images, labels = loaded.images[order], loaded.labels[order]
     for label, good in enumerate(classes):
-        others = [images[labels == other][:_STRANGE] for other in range(len(classes)) if other != label]
-        yield _Case(name, good, images[labels == label][: max(COUNTS) + _FRESH], np.concatenate(others))
+        others = [
+            images[labels == other][:_STRANGE] for other in range(len(classes)) if other != label
+        ]
+        yield _Case(
+            name, good, images[labels == label][: max(COUNTS) + _FRESH], np.concatenate(others)
+        )
 
 
 def judge(network: PlaceFeatures, case: _Case, images: int) -> tuple[float, float, float]:
     """AUROC, share of fresh good images that are rejected, share of strange ones that are found."""
     good, fresh = case.ordinary[:images], case.ordinary[max(COUNTS) :]
-    features, unseen, strange = (torch.stack(list(network.of_images(each))) for each in (good, fresh, case.strange))
+    features, unseen, strange = (
+        torch.stack(list(network.of_images(each))) for each in (good, fresh, case.strange)
+    )
     judgement = Judgement.of(cross_validate(features, np.arange(images))[0])
     density = PatchDensity.fit(features)
     ordinary, others = (density(each)[1].numpy() for each in (unseen, strange))
@@ -93,15 +100,22 @@ def _table(found: list[Judged]) -> str:
     for source in dict.fromkeys(each.source for each in found):
         for images in COUNTS:
             some = [each for each in found if (each.source, each.images) == (source, images)]
-            shares = [[100 * getattr(each, name) for each in some] for name in ("auroc", "rejected", "found")]
-            figures = " | ".join(f"{np.mean(each):.1f} ± {np.std(each, ddof=1):.1f}" for each in shares)
+            shares = [
+                [100 * getattr(each, name) for each in some]
+                for name in ("auroc", "rejected", "found")
+            ]
+            figures = " | ".join(
+                f"{np.mean(each):.1f} ± {np.std(each, ddof=1):.1f}" for each in shares
+            )
             lines.append(f"| {source} | {images} | {len(some)} | {figures} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Run what is missing, or print the table of the report pool."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sets", nargs="*", metavar="NAME=FOLDER")
     parser.add_argument("--pool", choices=("tuning", "report"), default="tuning")
     parser.add_argument("--table", action="store_true")
@@ -124,10 +138,16 @@ def main() -> None:
             auroc, rejected, found = judge(network, case, images)
             records.add(
                 Judged(
-                    pool=arguments.pool, source=case.source, good=case.good, images=images, fresh=fresh,
-                    auroc=auroc, rejected=rejected, found=found,
+                    pool=arguments.pool,
+                    source=case.source,
+                    good=case.good,
+                    images=images,
+                    fresh=fresh,
+                    auroc=auroc,
+                    rejected=rejected,
+                    found=found,
                 )
-            )  # fmt: skip
+            )
 
 
 if __name__ == "__main__":

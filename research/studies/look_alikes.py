@@ -1,10 +1,12 @@
-"""Look-alikes that are found, and different spots that are taken for some: made changes, and real views of cloth.
+"""Look-alikes that are found, and different spots that are taken for some: made changes,
+and real views of cloth.
 
     python -m research.studies.look_alikes NEU XSDD --kth KTH
 
-prints, on each folder's tuning pool, how many of `--images` changed copies are found for each kind of change, and which
-pairs of different files are; with `--weights` the same for features of a network, at the threshold that one of 1,000
-pairs of one class passes; and of KTH-TIPS2 (`sample_*/CLASS/*scale_S_im_N*`) the pairs found, by how views differ.
+prints, on each folder's tuning pool, how many of `--images` changed copies are found for each kind
+of change, and which pairs of different files are; with `--weights` the same for features of a
+network, at the threshold that one of 1,000 pairs of one class passes; and of KTH-TIPS2
+(`sample_*/CLASS/*scale_S_im_N*`) the pairs found, by how views differ.
 """
 
 import argparse
@@ -43,14 +45,19 @@ def _compress(image: Picture) -> Picture:
 def _crop(share: float) -> Callable[[Picture], Picture]:
     def crop(image: Picture) -> Picture:
         width, height = (round(share * side) for side in image.size)
-        left, top = (int(_RANDOM.integers(0, most + 1)) for most in (image.width - width, image.height - height))
+        left, top = (
+            int(_RANDOM.integers(0, most + 1))
+            for most in (image.width - width, image.height - height)
+        )
         return image.crop((left, top, left + width, top + height)).resize(image.size)
 
     return crop
 
 
 def _turn(degrees: float) -> Callable[[Picture], Picture]:
-    return lambda image: image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=int(np.asarray(image).mean()))
+    return lambda image: image.rotate(
+        degrees, Image.Resampling.BILINEAR, fillcolor=int(np.asarray(image).mean())
+    )
 
 
 def _move(share: float) -> Callable[[Picture], Picture]:
@@ -94,15 +101,24 @@ def examine(folder: Path, count: int, weights: str) -> None:
     found = find_alike([make_thumbnail(image) for image in images])
     same = sum(n * (n - 1) // 2 for n in Counter(entry.class_name for entry in entries).values())
     print(
-        f"{folder.name}: {len(images)} images, {same} pairs of one class, {time.process_time() - started:.1f} s of CPU"
+        f"{folder.name}: {len(images)} images, {same} pairs of one class, "
+        f"{time.process_time() - started:.1f} s of CPU"
     )
     for pair in found:
-        print(f"  {entries[pair.one].path.name} ~ {entries[pair.other].path.name}: {pair.likeness:.2f}")
+        print(
+            f"  {entries[pair.one].path.name} ~ {entries[pair.other].path.name}: "
+            f"{pair.likeness:.2f}"
+        )
     chosen = np.random.default_rng(1).choice(len(images), min(count, len(images)), replace=False)
     threshold = _feature_threshold(entries, images, weights) if weights else 0.0
     for name, change in CHANGES.items():
-        pairs = [(_window(images[at]) if name.startswith("moved") else images[at], change(images[at])) for at in chosen]
-        hits = sum(bool(find_alike([make_thumbnail(one), make_thumbnail(other)])) for one, other in pairs)
+        pairs = [
+            (_window(images[at]) if name.startswith("moved") else images[at], change(images[at]))
+            for at in chosen
+        ]
+        hits = sum(
+            bool(find_alike([make_thumbnail(one), make_thumbnail(other)])) for one, other in pairs
+        )
         text = f"  {name}: {hits} of {len(pairs)}"
         if weights:
             ours, theirs = (_features([pair[side] for pair in pairs], weights) for side in (0, 1))
@@ -113,12 +129,16 @@ def examine(folder: Path, count: int, weights: str) -> None:
 def _features(images: Sequence[Picture], weights: str) -> np.ndarray:
     """Features [n, d] of length 1."""
     pixels = np.stack([np.asarray(image.resize((96, 96)).convert("RGB")) for image in images])
-    found = features("mobilenet_v2", weights, LabelledImages(pixels, np.zeros(len(pixels), np.int64), (), ()))
+    found = features(
+        "mobilenet_v2", weights, LabelledImages(pixels, np.zeros(len(pixels), np.int64), (), ())
+    )
     normed: np.ndarray = found / np.linalg.norm(found, axis=1, keepdims=True)
     return normed
 
 
-def _feature_threshold(entries: Sequence[Entry], images: Sequence[Picture], weights: str, most: int = 240) -> float:
+def _feature_threshold(
+    entries: Sequence[Entry], images: Sequence[Picture], weights: str, most: int = 240
+) -> float:
     chosen = range(0, len(images), max(1, len(images) // most))
     found = _features([images[at] for at in chosen], weights)
     classes = np.array([entries[at].class_name for at in chosen])
@@ -146,7 +166,8 @@ def _view(file: Path) -> _View:
     match = re.search(r"scale_(\d+)_im_(\d+)", file.name)
     assert match is not None
     scale, number = int(match[1]), int(match[2]) - 1
-    pose, light = divmod(number, 3) if number < 9 else (number - 9, 3)  # the last three are in ambient light
+    # the last three are in ambient light
+    pose, light = divmod(number, 3) if number < 9 else (number - 9, 3)
     return file.parent.name, file.parts[-3], scale, pose, light
 
 
@@ -164,11 +185,15 @@ def _difference(one: _View, other: _View) -> str:
 
 def main() -> None:
     """Print what is found in each folder, and among views of cloth."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="*", type=Path, help="class folders")
     parser.add_argument("--kth", type=Path, help="KTH-TIPS2: sample_*/CLASS/")
     parser.add_argument("--images", type=int, default=120, help="changed copies of each kind")
-    parser.add_argument("--weights", default="", help="of MobileNetV2, to compare with: surface, imagenet or a file")
+    parser.add_argument(
+        "--weights", default="", help="of MobileNetV2, to compare with: surface, imagenet or a file"
+    )
     asked = parser.parse_args()
     for folder in asked.folders:
         examine(folder, asked.images, asked.weights)

@@ -15,7 +15,9 @@ from trainer.privacy.patch_protection import ChannelStatistics, Floats, Protecti
 
 
 class Deconvolution(nn.Module):
-    """Maps [n, C, H, W] -> images [n, 3, S, S], `factor` = S / H: a linear way, and one with hidden layers."""
+    """Maps [n, C, H, W] -> images [n, 3, S, S], `factor` = S / H: a linear way,
+    and one with hidden layers.
+    """
 
     def __init__(self, channels: int, factor: int, kernel: int = 3, width: int = 64):
         super().__init__()
@@ -39,12 +41,20 @@ def of_maps(plant: Plant, epochs: int, seed: int) -> Invert:
     """The worst case, which nobody sends: from whole maps to images. Learnt on a plant's own."""
     random = begin(seed, "maps")
     seen, target = scale(plant.maps, plant.measure), torch.from_numpy(plant.images)
-    network = fitted(Deconvolution(plant.cells.shape[1], _factor(plant)), lambda: (seen, target), epochs, random, 8)
+    network = fitted(
+        Deconvolution(plant.cells.shape[1], _factor(plant)),
+        lambda: (seen, target),
+        epochs,
+        random,
+        8,
+    )
     return lambda maps: network.guess(scale(maps, plant.measure))
 
 
 def of_places(plant: Plant, protection: Protection, count: int, epochs: int, seed: int) -> Invert:
-    """From maps that `scatter` made of `count` items of an image whose places are known; learnt on a plant's own."""
+    """From maps that `scatter` made of `count` items of an image whose places are known;
+    learnt on a plant's own.
+    """
     random = begin(seed, "places")
     target = torch.from_numpy(plant.images)
     network = Deconvolution(2 * plant.cells.shape[1], _factor(plant), kernel=5)
@@ -56,11 +66,17 @@ def of_places(plant: Plant, protection: Protection, count: int, epochs: int, see
 
 
 def scatter(
-    plant: Plant, protection: Protection, count: int, random: np.random.Generator, measure: ChannelStatistics
+    plant: Plant,
+    protection: Protection,
+    count: int,
+    random: np.random.Generator,
+    measure: ChannelStatistics,
 ) -> Tensor:
-    """Items of each image, `count` of them, put where they were cut: [n, 2C, H, W], in deviations, and where known.
+    """Items of each image, `count` of them, put where they were cut: [n, 2C, H, W],
+    in deviations, and where known.
 
-    What somebody sees who draws a node's random numbers as it does: they tell images and places of every patch.
+    What somebody sees who draws a node's random numbers as it does: they tell images and places of
+    every patch.
     """
     n, channels, grid = plant.cells.shape[:3]
     known = np.zeros((n, channels, grid, 1, 1), np.float32)
@@ -69,10 +85,14 @@ def scatter(
     for _ in range(count):
         places = random.integers(grid, size=(n, channels))
         rows, columns = np.arange(n)[:, None], np.arange(channels)
-        sent = protect(plant.cells[rows, columns, places][:, None], plant.measure, protection, random)
+        sent = protect(
+            plant.cells[rows, columns, places][:, None], plant.measure, protection, random
+        )
         values[rows, columns, places], known[rows, columns, places] = sent, 1
     scaled = known * ((values - mean) / deviation)
-    return plant._replace(cells=np.concatenate([scaled, np.broadcast_to(known, values.shape)], 1)).maps
+    return plant._replace(
+        cells=np.concatenate([scaled, np.broadcast_to(known, values.shape)], 1)
+    ).maps
 
 
 def psnr(guess: Floats, truth: Floats) -> float:

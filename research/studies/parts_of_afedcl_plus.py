@@ -1,15 +1,18 @@
-"""Worth of each part of AFedCL+, and of what was tried beside: one part changed at a time, on the tuning pool.
+"""Worth of each part of AFedCL+, and of what was tried beside: one part changed at a time,
+on the tuning pool.
 
-    python -m research.studies.parts_of_afedcl_plus --neu NEU --xsdd XSDD --weights mobilenet_v2.safetensors
+    python -m research.studies.parts_of_afedcl_plus --neu NEU --xsdd XSDD --weights
+    mobilenet_v2.safetensors
 
-trains federations of five plants with five images of three classes each, 12 rounds of 6 epochs at 64 px, and prints a
-table: means over data sets and seeds in %, and differences from AFedCL+ itself, paired by data set and seed. Results
-are kept in a file; what is in it is not run again.
+trains federations of five plants with five images of three classes each, 12 rounds of 6 epochs at
+64 px, and prints a table: means over data sets and seeds in %, and differences from AFedCL+ itself,
+paired by data set and seed. Results are kept in a file; what is in it is not run again.
 
-`own`: each plant's held-out images, its own classes being the only candidates. `all`: all plants' held-out images,
-every class being a candidate. What is served, of each training: `refit`, each plant's head of the sums of the trained
-encoder; `trained`, the shared classifier as trained; `both`, the former's log-probabilities plus half the latter's;
-`averaged`, the shared model averaged over the last four rounds.
+`own`: each plant's held-out images, its own classes being the only candidates. `all`: all plants'
+held-out images, every class being a candidate. What is served, of each training: `refit`, each
+plant's head of the sums of the trained encoder; `trained`, the shared classifier as trained;
+`both`, the former's log-probabilities plus half the latter's; `averaged`, the shared model averaged
+over the last four rounds.
 """
 
 import argparse
@@ -43,8 +46,16 @@ from trainer.training.training_set import TrainingSet
 MODEL, SIZE, NODES, SAMPLES, CLASSES = "mobilenet_v2", 64, 5, 5, 3
 ROUNDS, JUDGED = 12, (6, 12)
 AVERAGED = 4  # last rounds
-TRAINING = Training(learning_rate=3e-4, local_epochs=6, batch_size=32, augment=True, batch_norm="eval", moments="keep")
-ADVERSARY, PSEUDO = 0.1, 2  # weight of the adversarial term; pseudo-features of each absent class in a batch
+TRAINING = Training(
+    learning_rate=3e-4,
+    local_epochs=6,
+    batch_size=32,
+    augment=True,
+    batch_norm="eval",
+    moments="keep",
+)
+# weight of the adversarial term; pseudo-features of each absent class in a batch
+ADVERSARY, PSEUDO = 0.1, 2
 SERVED = ("refit", "trained", "both", "averaged")
 
 
@@ -65,7 +76,9 @@ VARIANTS = {
     "random": Variant("classifier begins at random", begins_with_sums=False),
     "adversary": Variant("with AFedCL's adversarial term", adversary=True),
     "adversary, L_D": Variant("with it, and weights by L_D", adversary=True, weighs_by_loss=True),
-    "pseudo-features": Variant("with Gaussian pseudo-features of classes that a plant lacks", pseudo_features=True),
+    "pseudo-features": Variant(
+        "with Gaussian pseudo-features of classes that a plant lacks", pseudo_features=True
+    ),
     "frozen": Variant("classifier stays the first head", frozen_classifier=True),
 }
 
@@ -86,12 +99,14 @@ class Federation:
     """Images of the plants, and the encoder that all begin with."""
 
     def __init__(self, catalogue: Catalogue, weights: str, seed: int):
-        shares = Scheme("disjoint", NODES, SAMPLES, seed, {"classes_per_node": CLASSES}, pool="tuning").shares(
-            catalogue
-        )
+        shares = Scheme(
+            "disjoint", NODES, SAMPLES, seed, {"classes_per_node": CLASSES}, pool="tuning"
+        ).shares(catalogue)
         self.train, tests = (
             [
-                TrainingSet.of(class_folders.load(part, catalogue.classes, SIZE), Preprocessing(size=SIZE))
+                TrainingSet.of(
+                    class_folders.load(part, catalogue.classes, SIZE), Preprocessing(size=SIZE)
+                )
                 for part in parts
             ]
             for parts in ([share.train for share in shares], [share.test for share in shares])
@@ -106,7 +121,8 @@ class Federation:
         """Each plant's sums."""
         classes = self.network.shape.classes
         return [
-            collect(view_features(self.network, tensors, each), each.labels.numpy(), classes) for each in self.train
+            collect(view_features(self.network, tensors, each), each.labels.numpy(), classes)
+            for each in self.train
         ]
 
     def judge(self, logits: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -122,7 +138,9 @@ class Federation:
 
 def first_head(federation: Federation) -> Tensors:
     """The classifier of all plants' sums."""
-    total = reduce(lambda one, other: one.combine(other, np.add), federation.sums(federation.encoder))
+    total = reduce(
+        lambda one, other: one.combine(other, np.add), federation.sums(federation.encoder)
+    )
     head = lda_head.fit(total, total.without(total))
     scale = lda_head.expected_scale(head.spread)
     made = {"classifier.weight": scale * head.weight, "classifier.bias": scale * head.bias}
@@ -143,25 +161,36 @@ class Pseudo:
         counts = sum(each.images for each in values)
         means = sum(each.sums for each in values) / np.maximum(counts, 1)[:, None]
         views = np.concatenate(
-            [view_features(federation.network, federation.encoder, each) for each in federation.train]
+            [
+                view_features(federation.network, federation.encoder, each)
+                for each in federation.train
+            ]
         )
         flat = views.reshape(-1, views.shape[2])
         lengths = np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
-        labels = np.concatenate([each.labels.numpy() for each in federation.train]).repeat(views.shape[1])
+        labels = np.concatenate([each.labels.numpy() for each in federation.train]).repeat(
+            views.shape[1]
+        )
         self._means = torch.tensor(means, dtype=torch.float32)
         self._scatter = torch.tensor(flat / lengths, dtype=torch.float32) - self._means[labels]
 
     def draw(self, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """PSEUDO features of each class, and their labels."""
         labels = torch.tensor(classes).repeat_interleave(PSEUDO)
-        noise = torch.randn(len(labels), len(self._scatter)) @ self._scatter / len(self._scatter) ** 0.5
+        noise = (
+            torch.randn(len(labels), len(self._scatter)) @ self._scatter / len(self._scatter) ** 0.5
+        )
         return normalised(self._means[labels] + noise), labels
 
 
-def make_loss(variant: Variant, absent: Sequence[int], pseudo: Pseudo | None) -> Callable[..., tuple[Tensor, Tensors]]:
+def make_loss(
+    variant: Variant, absent: Sequence[int], pseudo: Pseudo | None
+) -> Callable[..., tuple[Tensor, Tensors]]:
     """The loss of a plant that has no image of the classes `absent`."""
 
-    def loss(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, Tensors]:
+    def loss(
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, Tensors]:
         features = encode(tensors, batch.images)
         logits, labels = network.linear(tensors, "classifier", normalised(features)), batch.labels
         if pseudo is not None:
@@ -173,10 +202,16 @@ def make_loss(variant: Variant, absent: Sequence[int], pseudo: Pseudo | None) ->
         if variant.adversary:
             assert batch.reference is not None
             guess = [
-                network.linear(tensors, "discriminator.1", network.linear(tensors, "discriminator.0", each).relu())
+                network.linear(
+                    tensors,
+                    "discriminator.1",
+                    network.linear(tensors, "discriminator.0", each).relu(),
+                )
                 for each in (network.reverse(features, ADVERSARY), batch.reference)
             ]
-            measured[L_D.key] = (network.cross_entropy(guess[0], 0) + network.cross_entropy(guess[1], 1)) / 2
+            measured[L_D.key] = (
+                network.cross_entropy(guess[0], 0) + network.cross_entropy(guess[1], 1)
+            ) / 2
             total = total + measured[L_D.key]
         return total, measured
 
@@ -186,7 +221,9 @@ def make_loss(variant: Variant, absent: Sequence[int], pseudo: Pseudo | None) ->
 def mean(models: Sequence[Tensors], shares: Sequence[float]) -> Tensors:
     """The mean of models by these shares; counters are the first one's."""
     return {
-        name: reduce(torch.add, [share * each[name] for share, each in zip(shares, models, strict=True)])
+        name: reduce(
+            torch.add, [share * each[name] for share, each in zip(shares, models, strict=True)]
+        )
         if value.dtype.is_floating_point
         else value
         for name, value in models[0].items()
@@ -195,7 +232,9 @@ def mean(models: Sequence[Tensors], shares: Sequence[float]) -> Tensors:
 
 
 def train(federation: Federation, variant: Variant) -> Iterator[tuple[int, list[Tensors]]]:
-    """Yield the rounds at which a federation is judged, with the shared models of the rounds until then."""
+    """Yield the rounds at which a federation is judged,
+    with the shared models of the rounds until then.
+    """
     network, seed = federation.network, federation.seed
     random = np.random.default_rng(seed)
     width, classes = network.shape
@@ -207,7 +246,10 @@ def train(federation: Federation, variant: Variant) -> Iterator[tuple[int, list[
     )
     adversary = (
         to_tensors(
-            {**init_linear("discriminator.0", width, 256, random), **init_linear("discriminator.1", 256, 2, random)}
+            {
+                **init_linear("discriminator.0", width, 256, random),
+                **init_linear("discriminator.1", 256, 2, random),
+            }
         )
         if variant.adversary
         else {}
@@ -225,14 +267,25 @@ def train(federation: Federation, variant: Variant) -> Iterator[tuple[int, list[
         for plant in range(NODES):
             absent = [label for label in range(classes) if label not in federation.own[plant]]
             phase = Phase(
-                "train", (Step(moved, make_loss(variant, absent, pseudo)),), TRAINING.local_epochs, bool(adversary)
+                "train",
+                (Step(moved, make_loss(variant, absent, pseudo)),),
+                TRAINING.local_epochs,
+                bool(adversary),
             )
             torch.manual_seed(seed * 1000 + round_ * 10 + plant)
             tensors, moments[plant], measured = run_phase(
-                network, phase, {**shared, **private[plant]}, moments[plant], shared, federation.train[plant], TRAINING,
+                network,
+                phase,
+                {**shared, **private[plant]},
+                moments[plant],
+                shared,
+                federation.train[plant],
+                TRAINING,
                 key_to_seed(seed, str(plant), round_, "train"),
-            )  # fmt: skip
-            private[plant] = {name: value for name, value in tensors.items() if name.startswith("discriminator.")}
+            )
+            private[plant] = {
+                name: value for name, value in tensors.items() if name.startswith("discriminator.")
+            }
             trained.append(tensors)
             weights.append(measured[L_D.key] if variant.weighs_by_loss else 1.0)
         shared = mean(trained, [float(weight) for weight in np.array(weights) / sum(weights)])
@@ -251,7 +304,8 @@ def measure(federation: Federation, models: Sequence[Tensors]) -> dict[str, tupl
 
     def logits(tensors: Tensors) -> np.ndarray:
         return np.asarray(
-            features(tensors) @ tensors["classifier.weight"].numpy().T + tensors["classifier.bias"].numpy()
+            features(tensors) @ tensors["classifier.weight"].numpy().T
+            + tensors["classifier.bias"].numpy()
         )
 
     sums, seen = federation.sums(shared), features(shared)
@@ -276,10 +330,14 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
-    """A table's rows: for each variant, number of rounds and what is served own and all, and these over AFedCL+'s."""
+    """A table's rows: for each variant, number of rounds and what is served own and all,
+    and these over AFedCL+'s.
+    """
     found: dict[tuple[str, int, str], dict[tuple[str, int], Outcome]] = {}
     for each in outcomes:
-        found.setdefault((each.variant, each.rounds, each.served), {})[each.dataset, each.seed] = each
+        found.setdefault((each.variant, each.rounds, each.served), {})[each.dataset, each.seed] = (
+            each
+        )
     for rounds in JUDGED:
         for name, variant in VARIANTS.items():
             for served in SERVED:
@@ -293,9 +351,14 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
                     ]
 
 
-def _figures(there: Mapping[tuple[str, int], Outcome], base: Mapping[tuple[str, int], Outcome]) -> Iterator[str]:
+def _figures(
+    there: Mapping[tuple[str, int], Outcome], base: Mapping[tuple[str, int], Outcome]
+) -> Iterator[str]:
     for figure in ("own", "all"):
-        values, others = ({key: float(getattr(each, figure)) for key, each in side.items()} for side in (there, base))
+        values, others = (
+            {key: float(getattr(each, figure)) for key, each in side.items()}
+            for side in (there, base)
+        )
         yield f"{np.mean(list(values.values())):.1f}"
         over = paired_difference(values, others)
         yield f"{over.mean:+.1f} ± {over.half:.1f}" if over and there is not base else ""
@@ -303,13 +366,17 @@ def _figures(there: Mapping[tuple[str, int], Outcome], base: Mapping[tuple[str, 
 
 def main() -> None:
     """Run what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--neu", type=Path, required=True, help="class folders of NEU-CLS")
     parser.add_argument("--xsdd", type=Path, required=True, help="class folders of X-SDD")
     parser.add_argument("--weights", required=True, help="ImageNet's MobileNetV2")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--out", type=Path, default=Path("research/results/studies/parts_of_afedcl_plus.jsonl"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("research/results/studies/parts_of_afedcl_plus.jsonl")
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     catalogues = {"NEU-CLS": class_folders.scan(asked.neu), "X-SDD": class_folders.scan(asked.xsdd)}
@@ -328,7 +395,10 @@ def main() -> None:
                 ]
                 for outcome in made:
                     records.add(outcome)
-    header = [["", "served", "rounds", "federations", "own", "over AFedCL+", "all", "over AFedCL+"], ["---"] * 8]
+    header = [
+        ["", "served", "rounds", "federations", "own", "over AFedCL+", "all", "over AFedCL+"],
+        ["---"] * 8,
+    ]
     print("\n".join(f"| {' | '.join(row)} |" for row in [*header, *rows(list(records))]))
 
 

@@ -1,7 +1,8 @@
-"""Figure of what patch_leak measured: the leakage of protected patches against the accuracy reached with them.
+"""Figure of what patch_leak measured: the leakage of protected patches against the accuracy
+reached with them.
 
-python -m research.studies.patch_leak --kth FOLDER --weights VGG.safetensors --accuracy --seeds 0 1 2
-python -m research.studies.patch_figure --out research/results/studies/patch_leak.svg
+python -m research.studies.patch_leak --kth FOLDER --weights VGG.safetensors --accuracy --seeds 0 1
+2 python -m research.studies.patch_figure --out research/results/studies/patch_leak.svg
 """
 
 import argparse
@@ -33,7 +34,9 @@ class Measure(NamedTuple):
 
 MEASURES = (
     Measure(
-        "class told, %", lambda leak: 100 * leak.told["class"], lambda leak: 100 * leak.told["most frequent class"]
+        "class told, %",
+        lambda leak: 100 * leak.told["class"],
+        lambda leak: 100 * leak.told["most frequent class"],
     ),
     Measure("plant told, %", lambda leak: 100 * leak.told["plant"], lambda _: 50),
     Measure("image found, AUC", lambda leak: leak.told["found"], lambda _: 0.5),
@@ -41,14 +44,16 @@ MEASURES = (
     Measure("PSNR above a guess, dB", lambda leak: leak.psnr - leak.guess_psnr, lambda _: 0),
 )
 Place = tuple[str, float]  # a way of protection, and how much of it
-Points = Mapping[Place, Sequence[tuple[float, float]]]  # of each seed: what is told, and accuracy in percent
+# of each seed: what is told, and accuracy in percent
+Points = Mapping[Place, Sequence[tuple[float, float]]]
 OPEN: Place = ("as they are", 0.0)
 TOGETHER: Place = ("all three", 0.0)
 WAYS = {"noise": style.COLOURS[0], "levels": style.COLOURS[1], "mix": style.COLOURS[4]}
 SHIFTS = {"noise": (-8, 4), "levels": (8, -10), "mix": (8, 4)}  # of what is written at a point
 WORDS = (
-    "An attacker with images of the victim's source looks at items as they are sent. Mean over seeds; bars are a "
-    "standard deviation over seeds. Numbers: noise in deviations of a channel, levels of a value, images in a mixture."
+    "An attacker with images of the victim's source looks at items as they are sent. Mean over "
+    "seeds; bars are a standard deviation over seeds. Numbers: noise in deviations of a channel, "
+    "levels of a value, images in a mixture."
 )
 
 
@@ -102,25 +107,45 @@ def _panel(axes: "Axes", leaks: Sequence[Leak], measure: Measure) -> None:
 
 def _points(axes: "Axes", points: Points, colour: str, marker: str, label: str) -> None:
     for (way, strength), found in points.items():
-        (x, y), spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1) if len(found) > 1 else np.zeros(2)
-        axes.errorbar(x, y, spread[1], spread[0], fmt=marker, color=colour, ms=5, elinewidth=0.6, label=label)
+        (x, y), spread = (
+            np.mean(found, axis=0),
+            np.std(found, axis=0, ddof=1) if len(found) > 1 else np.zeros(2),
+        )
+        axes.errorbar(
+            x, y, spread[1], spread[0], fmt=marker, color=colour, ms=5, elinewidth=0.6, label=label
+        )
         if way in SHIFTS:
             axes.annotate(
-                f"{strength:g}", (x, y), SHIFTS[way], textcoords="offset points", size=7, color=colour, ha="center"
+                f"{strength:g}",
+                (x, y),
+                SHIFTS[way],
+                textcoords="offset points",
+                size=7,
+                color=colour,
+                ha="center",
             )
 
 
 def _place(protection: Protection) -> Place:
-    given = {"noise": protection.noise, "levels": protection.levels, "mix": protection.mix if protection.mix > 1 else 0}
+    given = {
+        "noise": protection.noise,
+        "levels": protection.levels,
+        "mix": protection.mix if protection.mix > 1 else 0,
+    }
     used = [(way, float(strength)) for way, strength in given.items() if strength]
     return OPEN if not used else used[0] if len(used) == 1 else TOGETHER
 
 
 def main() -> None:
     """Draw what the file holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--file", type=Path, default=Path("research/results/studies/patch_leak.jsonl"), help="of patch_leak"
+        "--file",
+        type=Path,
+        default=Path("research/results/studies/patch_leak.jsonl"),
+        help="of patch_leak",
     )
     parser.add_argument("--out", type=Path, default=Path("research/results/studies/patch_leak.svg"))
     given = parser.parse_args()

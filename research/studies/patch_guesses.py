@@ -1,6 +1,7 @@
 """Guesses of what else a patch tells: its class, its plant, linkage to one image.
 
-As in `trainer.audit.patch_inference`, the attacker knows the model and how patches are cut and protected.
+As in `trainer.audit.patch_inference`, the attacker knows the model and how patches are cut and
+protected.
 """
 
 import numpy as np
@@ -17,14 +18,19 @@ from trainer.training.seeding import generator, key_to_seed
 _EPOCHS, _BATCH = 20, 64
 
 
-def classified(known: Floats, labels: Whole, asked: Floats, measure: ChannelStatistics, seed: int) -> Whole:
+def classified(
+    known: Floats, labels: Whole, asked: Floats, measure: ChannelStatistics, seed: int
+) -> Whole:
     """What a small network that was trained on known patches says of others [n, C, m, m]."""
     network = _trained(scale(torch.from_numpy(known), measure), torch.from_numpy(labels), seed)
     return np.asarray(network(scale(torch.from_numpy(asked), measure)).argmax(1).numpy())
 
 
-def linked(attacker: Plant, victim: Plant, protection: Protection, pairs: int, seed: int) -> tuple[Floats, Whole]:
-    """Pairs of the victim's items of one class: (how surely they are of one image, whether they are), [2 * pairs].
+def linked(
+    attacker: Plant, victim: Plant, protection: Protection, pairs: int, seed: int
+) -> tuple[Floats, Whole]:
+    """Pairs of the victim's items of one class: (how surely they are of one image,
+    whether they are), [2 * pairs].
 
     Learnt from pairs of the attacker's own.
     """
@@ -36,11 +42,17 @@ def linked(attacker: Plant, victim: Plant, protection: Protection, pairs: int, s
     return np.asarray((logits[:, 1] - logits[:, 0]).numpy()), asked[1].numpy()
 
 
-def _pairs(plant: Plant, protection: Protection, count: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """How pairs of items differ [2 * count, 2C], and whether they are of the same images: first those that are."""
+def _pairs(
+    plant: Plant, protection: Protection, count: int, random: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """How pairs of items differ [2 * count, 2C], and whether they are of the same images:
+    first those that are.
+    """
     images = draw_mixtures(plant.labels, count, 2 * protection.mix, random)
     first, other = images[:, : protection.mix], images[:, protection.mix :]
-    one, same, another = (_summary(cut(plant, each, protection, random), plant) for each in (first, first, other))
+    one, same, another = (
+        _summary(cut(plant, each, protection, random), plant) for each in (first, first, other)
+    )
     differences = torch.cat([one - same, one - another]).abs()
     return differences, torch.arange(2).flip(0).repeat_interleave(len(images))
 
@@ -53,7 +65,9 @@ def _summary(sent: Items, plant: Plant) -> Tensor:
 
 def caught(scores: Floats, positive: NDArray[np.bool_], false: float = 0.01) -> float:
     """Share of the positives above a threshold that a share `false` of the negatives exceeds."""
-    return float((scores[positive] > np.quantile(scores[~positive], 1 - false, method="higher")).mean())
+    return float(
+        (scores[positive] > np.quantile(scores[~positive], 1 - false, method="higher")).mean()
+    )
 
 
 def _trained(seen: Tensor, labels: Tensor, seed: int) -> nn.Module:

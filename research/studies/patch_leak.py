@@ -1,21 +1,24 @@
 """Leakage of images through patches of feature maps, and the effect of protection.
 
-    python -m research.studies.patch_leak --drawn --kth FOLDER --weights VGG.safetensors --out patch_leak.jsonl
-    python -m research.studies.patch_leak --table --out patch_leak.jsonl
+    python -m research.studies.patch_leak --drawn --kth FOLDER --weights VGG.safetensors --out
+    patch_leak.jsonl python -m research.studies.patch_leak --table --out patch_leak.jsonl
 
-Two plants with images of the same classes from different sources: drawn textures, or KTH's fabrics (FOLDER has
-sample_a to sample_d: the first plant has a and b, the second c and d). The attacker follows the protocol and knows the
-model and how patches are cut and protected. It has images of its own, either of its own plant (`other`) or of the
-victim's source (`same`, the worse case), and attacks the victim's patches with networks that it trained on them:
+Two plants with images of the same classes from different sources: drawn textures, or KTH's fabrics
+(FOLDER has sample_a to sample_d: the first plant has a and b, the second c and d). The attacker
+follows the protocol and knows the model and how patches are cut and protected. It has images of its
+own, either of its own plant (`other`) or of the victim's source (`same`, the worse case), and
+attacks the victim's patches with networks that it trained on them:
 
-- pixels from whole maps (nobody sends them: an upper bound), from items whose places are known (who knows the node's
-  random numbers), from items whose channels all come from one place, and from items as they are sent; PSNR and SSIM,
-  beside those of a guess that is always the attacker's mean. Items give the 8 x 8 pixels under one place.
-- from items as they are sent: class, plant, whether an image that the attacker has is behind one (found), whether two
-  are of one image (linked). Areas under the ROC curve are 0.5 where nothing is learnt.
+- pixels from whole maps (nobody sends them: an upper bound), from items whose places are known (who
+  knows the node's random numbers), from items whose channels all come from one place, and from
+  items as they are sent; PSNR and SSIM, beside those of a guess that is always the attacker's mean.
+  Items give the 8 x 8 pixels under one place.
+- from items as they are sent: class, plant, whether an image that the attacker has is behind one
+  (found), whether two are of one image (linked). Areas under the ROC curve are 0.5 where nothing is
+  learnt.
 
-With `--accuracy` a federation that sends patches so is simulated first; it is its last broadcast that is attacked.
-What is finished is a line of the file, and is not done again.
+With `--accuracy` a federation that sends patches so is simulated first; it is its last broadcast
+that is attacked. What is finished is a line of the file, and is not done again.
 """
 
 import argparse
@@ -55,7 +58,13 @@ QUOTA = 64  # items of a node in the bank, when images are looked for behind the
 KINDS, EACH = 4, 240  # classes that are drawn, and images of each part of a pool
 Plants = Mapping[str, Plant]
 """By the fields of `Pool`."""
-EPOCHS: dict[View, int] = {"maps": 20, "1 place known": 20, "16 places known": 20, "one place": 30, "sent": 30}
+EPOCHS: dict[View, int] = {
+    "maps": 20,
+    "1 place known": 20,
+    "16 places known": 20,
+    "one place": 30,
+    "sent": 30,
+}
 PROTECTIONS = (
     Protection(),
     *(Protection(noise=noise) for noise in (0.5, 1.0, 2.0)),
@@ -103,20 +112,34 @@ def drawn(size: int, seed: int) -> Pool:
     labels = np.arange(EACH) % KINDS
 
     def images(plant: int, part: int) -> LabelledImages:
-        look, random = drawn_surfaces.draw_style(seed, plant), generator(seed, "patch leak", plant, part)
+        look, random = (
+            drawn_surfaces.draw_style(seed, plant),
+            generator(seed, "patch leak", plant, part),
+        )
         pixels = np.empty((EACH, size, size), np.uint8)
         for kind in range(KINDS):
             some = labels == kind
-            pixels[some] = drawn_surfaces.draw_photographs(random, look, int(some.sum()), size, texture(seed, kind))
+            pixels[some] = drawn_surfaces.draw_photographs(
+                random, look, int(some.sum()), size, texture(seed, kind)
+            )
         names = tuple(f"{plant} {part} {number}" for number in range(EACH))
-        return LabelledImages(np.repeat(pixels[..., None], 3, -1), labels, names, tuple(map(Path, names)))
+        return LabelledImages(
+            np.repeat(pixels[..., None], 3, -1), labels, names, tuple(map(Path, names))
+        )
 
-    return Pool(tuple(f"kind {kind}" for kind in range(KINDS)), images(0, 0), *(images(1, part) for part in range(3)))
+    return Pool(
+        tuple(f"kind {kind}" for kind in range(KINDS)),
+        images(0, 0),
+        *(images(1, part) for part in range(3)),
+    )
 
 
 def fabrics(folder: Path, size: int, seed: int) -> Pool:
     """KTH's, dealt to parts at random."""
-    plants = [data.merge([data.scan(folder / f"sample_{name}") for name in sources]) for sources in ("ab", "cd")]
+    plants = [
+        data.merge([data.scan(folder / f"sample_{name}") for name in sources])
+        for sources in ("ab", "cd")
+    ]
     classes = tuple(plants[0].classes)
     other, victim = (data.load(plant, classes, size) for plant in plants)
     random = generator(seed, "patch leak")
@@ -126,7 +149,9 @@ def fabrics(folder: Path, size: int, seed: int) -> Pool:
 
 
 def told(plants: Plants, knows: Knows, protection: Protection, seed: int) -> dict[str, float]:
-    """What items as they are sent tell besides pixels: shares that are right, and areas under the ROC curve."""
+    """What items as they are sent tell besides pixels: shares that are right,
+    and areas under the ROC curve.
+    """
     known, victim = plants[knows], plants["members"]
     random = generator(seed, "told")
     own = inversion.items(known, 2 * len(known.labels), protection, random)
@@ -151,16 +176,26 @@ def told(plants: Plants, knows: Knows, protection: Protection, seed: int) -> dic
 
 
 def whose(plants: Plants, protection: Protection, seed: int) -> float:
-    """How often an item's plant is told, of two that send as many; learnt from items of other images of both."""
+    """How often an item's plant is told, of two that send as many;
+    learnt from items of other images of both.
+    """
     half = np.arange(len(plants["other"].labels)) % 2 == 0
     sides = [
         (plants["other"].take(np.flatnonzero(half)), plants["same"]),
         (plants["other"].take(np.flatnonzero(~half)), plants["members"]),
     ]
-    quota, random = min(len(plant.labels) for side in sides for plant in side), generator(seed, "whose")
+    quota, random = (
+        min(len(plant.labels) for side in sides for plant in side),
+        generator(seed, "whose"),
+    )
     (known, asked), labels = (
         [
-            np.concatenate([inversion.items(plant, times * quota, protection, random).patches for plant in side])
+            np.concatenate(
+                [
+                    inversion.items(plant, times * quota, protection, random).patches
+                    for plant in side
+                ]
+            )
             for side, times in zip(sides, (2, 1), strict=True)
         ],
         [np.repeat([0, 1], times * quota) for times in (2, 1)],
@@ -187,13 +222,21 @@ def attack(plants: Plants, asked: Asked) -> Picture:
         sent = inversion.items(victim, len(victim.labels), protection, random, together=together)
         blind = known.images.mean((0, 2, 3), keepdims=True)
         truth = inversion.pixels(victim, sent)
-        return Picture(invert(torch.from_numpy(sent.patches)), truth, np.broadcast_to(blind, (1, *truth.shape[1:])))
+        return Picture(
+            invert(torch.from_numpy(sent.patches)),
+            truth,
+            np.broadcast_to(blind, (1, *truth.shape[1:])),
+        )
     blind = known.images.mean(0, keepdims=True)
     if asked.view == "maps":
-        return Picture(map_inversion.of_maps(known, epochs, seed)(victim.maps), victim.images, blind)
+        return Picture(
+            map_inversion.of_maps(known, epochs, seed)(victim.maps), victim.images, blind
+        )
     count = int(asked.view.split()[0])
     seen = map_inversion.scatter(victim, protection, count, random, known.measure)
-    return Picture(map_inversion.of_places(known, protection, count, epochs, seed)(seen), victim.images, blind)
+    return Picture(
+        map_inversion.of_places(known, protection, count, epochs, seed)(seen), victim.images, blind
+    )
 
 
 def measured(plants: Plants, asked: Asked, accuracy: float | None) -> Leak:
@@ -206,7 +249,9 @@ def measured(plants: Plants, asked: Asked, accuracy: float | None) -> Leak:
         ssim=measures.ssim(guess, truth),
         guess_psnr=map_inversion.psnr(blind, truth),
         guess_ssim=measures.ssim(blind, truth),
-        told=told(plants, asked.knows, asked.protection, asked.seed) if asked.view == "sent" else {},
+        told=told(plants, asked.knows, asked.protection, asked.seed)
+        if asked.view == "sent"
+        else {},
         accuracy=accuracy,
     )
 
@@ -217,7 +262,9 @@ def seen(pool: Pool, spec: Spec, broadcast: Arrays) -> Plants:
 
     def maps(images: LabelledImages) -> Floats:
         with torch.no_grad():
-            stem = TrainingSet.of(images, spec.preprocessing).encoder_input(network, tensors, slice(None))
+            stem = TrainingSet.of(images, spec.preprocessing).encoder_input(
+                network, tensors, slice(None)
+            )
             found: Floats = network.part("project", tensors, stem).numpy()
         return found
 
@@ -231,7 +278,9 @@ def seen(pool: Pool, spec: Spec, broadcast: Arrays) -> Plants:
 def federation(
     pool: Pool, weights: str, protection: Protection, rounds: int, seed: int
 ) -> tuple[Spec, Arrays, float | None]:
-    """The model after so many rounds in which patches were sent, and how many absent images it recognises."""
+    """The model after so many rounds in which patches were sent,
+    and how many absent images it recognises.
+    """
     request = Request(
         method="fedtfi",
         options=msgspec.structs.asdict(protection),
@@ -244,19 +293,28 @@ def federation(
     spec, broadcast = draft(request, federation="leak", classes=pool.classes, nodes=NODES)
     if not rounds:
         return spec, broadcast, None
-    images = {"attacker": Images(pool.other, pool.absent), "victim": Images(pool.members, pool.absent)}
+    images = {
+        "attacker": Images(pool.other, pool.absent),
+        "victim": Images(pool.members, pool.absent),
+    }
     outcome = simulate(spec, broadcast, images, evaluate_every=rounds)
     return spec, outcome.broadcast, outcome.models["victim"].metadata.metrics["accuracy"]
 
 
 def asked_for(given: argparse.Namespace, name: str, seed: int) -> Iterator[Asked]:
-    """The attacks on one pool: all on what is not protected, and the worse ones on items under each protection."""
+    """The attacks on one pool: all on what is not protected,
+    and the worse ones on items under each protection.
+    """
 
     def asked(knows: Knows, view: View, protection: Protection = PROTECTIONS[0]) -> Asked:
-        return Asked(data=name, knows=knows, view=view, protection=protection, rounds=given.rounds, seed=seed)
+        return Asked(
+            data=name, knows=knows, view=view, protection=protection, rounds=given.rounds, seed=seed
+        )
 
     yield from (asked("same", "sent", protection) for protection in PROTECTIONS)
-    yield from (asked("other", "sent", protection) for protection in (PROTECTIONS[0], PROTECTIONS[-1]))
+    yield from (
+        asked("other", "sent", protection) for protection in (PROTECTIONS[0], PROTECTIONS[-1])
+    )
     yield from (asked(knows, view) for view in get_args(View)[:-1] for knows in get_args(Knows))
 
 
@@ -264,7 +322,9 @@ def run(given: argparse.Namespace) -> Iterator[Leak]:
     """What is not in the file yet; each is written there before the next begins."""
     records = Records(given.out, Leak)
     finished = {each.asked for each in records}
-    pools: dict[str, Callable[[int], Pool]] = {"drawn": lambda seed: drawn(SIZE, seed)} if given.drawn else {}
+    pools: dict[str, Callable[[int], Pool]] = (
+        {"drawn": lambda seed: drawn(SIZE, seed)} if given.drawn else {}
+    )
     if given.kth:
         pools["kth"] = lambda seed: fabrics(given.kth, SIZE, seed)
     for seed, (name, make) in product(given.seeds, pools.items()):
@@ -275,7 +335,9 @@ def run(given: argparse.Namespace) -> Iterator[Leak]:
         pool = make(seed) if missing else None
         for protection, some in missing.items():
             assert pool is not None
-            spec, broadcast, accuracy = federation(pool, given.weights, protection, given.rounds, seed)
+            spec, broadcast, accuracy = federation(
+                pool, given.weights, protection, given.rounds, seed
+            )
             plants = seen(pool, spec, broadcast)
             for asked in some:
                 leak = measured(plants, asked, accuracy)
@@ -285,15 +347,27 @@ def run(given: argparse.Namespace) -> Iterator[Leak]:
 
 def main() -> None:
     """Attack what is not in the file yet, or print the table of what is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--drawn", action="store_true", help="attack drawn textures")
-    parser.add_argument("--kth", type=Path, help="attack KTH's fabrics: folder of sample_a to sample_d")
-    parser.add_argument("--weights", default="none", help="of the stem: none, imagenet or a safetensors file")
-    parser.add_argument("--accuracy", dest="rounds", type=int, nargs="?", const=10, default=0, metavar="ROUNDS")
+    parser.add_argument(
+        "--kth", type=Path, help="attack KTH's fabrics: folder of sample_a to sample_d"
+    )
+    parser.add_argument(
+        "--weights", default="none", help="of the stem: none, imagenet or a safetensors file"
+    )
+    parser.add_argument(
+        "--accuracy", dest="rounds", type=int, nargs="?", const=10, default=0, metavar="ROUNDS"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--out", type=Path, default=Path("research/results/studies/patch_leak.jsonl"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("research/results/studies/patch_leak.jsonl")
+    )
     parser.add_argument("--json", action="store_true", help="print lines as in the file")
-    parser.add_argument("--table", action="store_true", help="print what the file holds, as Markdown")
+    parser.add_argument(
+        "--table", action="store_true", help="print what the file holds, as Markdown"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.table:
@@ -306,9 +380,15 @@ def main() -> None:
 def told_of(leak: Leak) -> str:
     """One attack in a line."""
     asked, told = leak.asked, ", ".join(f"{name} {value:.2f}" for name, value in leak.told.items())
-    pixels = f"PSNR {leak.psnr:.1f} dB (mean: {leak.guess_psnr:.1f}), SSIM {leak.ssim:.2f} ({leak.guess_ssim:.2f})"
+    pixels = (
+        f"PSNR {leak.psnr:.1f} dB (mean: {leak.guess_psnr:.1f}), SSIM {leak.ssim:.2f} "
+        f"({leak.guess_ssim:.2f})"
+    )
     reached = "" if leak.accuracy is None else f", accuracy {100 * leak.accuracy:.1f} %"
-    return f"{asked.data}, knows {asked.knows}, {asked.view}, {words(asked.protection)}: {pixels} {told}{reached}"
+    return (
+        f"{asked.data}, knows {asked.knows}, {asked.view}, {words(asked.protection)}: {pixels} "
+        f"{told}{reached}"
+    )
 
 
 def words(protection: Protection) -> str:
@@ -324,17 +404,39 @@ def table(lines: Sequence[Leak]) -> str:
     for each in lines:
         groups[msgspec.structs.replace(each.asked, seed=0)].append(each)
     told = ("class", "most frequent class", "plant", "found", "found at 1 %", "linked")
-    head = ["data", "knows", "rounds", "seen", "protection", "PSNR", "mean's", "SSIM", "mean's", *told, "accuracy"]
+    head = [
+        "data",
+        "knows",
+        "rounds",
+        "seen",
+        "protection",
+        "PSNR",
+        "mean's",
+        "SSIM",
+        "mean's",
+        *told,
+        "accuracy",
+    ]
     rows = [head, ["---"] * len(head)]
     for asked, group in groups.items():
         figures = [
-            _mean(getattr(each, name) for each in group) for name in ("psnr", "guess_psnr", "ssim", "guess_ssim")
+            _mean(getattr(each, name) for each in group)
+            for name in ("psnr", "guess_psnr", "ssim", "guess_ssim")
         ]
-        more = [f"{_mean(each.told[name] for each in group):.2f}" if group[0].told else "" for name in told]
+        more = [
+            f"{_mean(each.told[name] for each in group):.2f}" if group[0].told else ""
+            for name in told
+        ]
         reached = [each.accuracy for each in group if each.accuracy is not None]
         what = [asked.data, asked.knows, str(asked.rounds), asked.view, words(asked.protection)]
         more.append(f"{100 * _mean(reached):.1f} %" if reached else "")
-        rows.append([*what, *(f"{each:.{digits}f}" for each, digits in zip(figures, (1, 1, 2, 2), strict=True)), *more])
+        rows.append(
+            [
+                *what,
+                *(f"{each:.{digits}f}" for each, digits in zip(figures, (1, 1, 2, 2), strict=True)),
+                *more,
+            ]
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

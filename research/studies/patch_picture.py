@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 SHOWN, SEED = 6, 0
 CAPTION = (
-    "Drawn textures, and what an attacker that has 240 others of the same plant makes of their maps: whole images of 64"
-    " pixels, then the 8 x 8 pixels under an item's first channel. Protected: noise=0.5 levels=4 mix=4."
+    "Drawn textures, and what an attacker that has 240 others of the same plant makes of their "
+    "maps: whole images of 64 pixels, then the 8 x 8 pixels under an item's first channel. "
+    "Protected: noise=0.5 levels=4 mix=4."
 )
 UNPROTECTED, PROTECTED = Protection(), Protection(noise=0.5, levels=4, mix=4)
 COLUMNS: tuple[tuple[str, View, Protection], ...] = (
@@ -47,7 +48,9 @@ def save(columns: Sequence[Column], path: Path) -> None:
 
 
 def _draw(columns: Sequence[Column]) -> tuple["Figure", str]:
-    figure, panels = style.grid(SHOWN, len(columns), 0.9, 0.9, gridspec_kw={"wspace": 0.05, "hspace": 0.05})
+    figure, panels = style.grid(
+        SHOWN, len(columns), 0.9, 0.9, gridspec_kw={"wspace": 0.05, "hspace": 0.05}
+    )
     for shown, column in zip(panels.T, columns, strict=True):
         shown[0].set_title(column.title, fontsize=8)
         for axes, image in zip(shown, column.images.mean(1), strict=False):
@@ -58,16 +61,25 @@ def _draw(columns: Sequence[Column]) -> tuple["Figure", str]:
 
 def main() -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, help="PNG, WebP or SVG")
-    parser.add_argument("--weights", default="none", help="of the stem: none, imagenet or a safetensors file")
+    parser.add_argument(
+        "--weights", default="none", help="of the stem: none, imagenet or a safetensors file"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     pool = drawn(SIZE, SEED)
     plants = seen(pool, *federation(pool, given.weights, UNPROTECTED, 0, SEED)[:2])
     columns: list[Column] = []
     for title, view, protection in COLUMNS:
-        found = attack(plants, Asked(data="drawn", knows="same", view=view, protection=protection, rounds=0, seed=SEED))
+        found = attack(
+            plants,
+            Asked(
+                data="drawn", knows="same", view=view, protection=protection, rounds=0, seed=SEED
+            ),
+        )
         guess, truth = found.guess[:SHOWN], found.truth[:SHOWN]
         if not columns or view in ("one place", "sent"):
             columns.append(Column("pixels\nunder it" if columns else "image", truth, truth))

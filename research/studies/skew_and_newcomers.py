@@ -1,18 +1,25 @@
-"""Plants with few images of few classes, and one that comes when training is over: AFedCL+, FedAvg, or each one alone.
+"""Plants with few images of few classes, and one that comes when training is over:
+AFedCL+, FedAvg, or each one alone.
 
-    python -m research.studies.skew_and_newcomers --neu NEU --xsdd XSDD --weights mobilenet_v2.safetensors
+    python -m research.studies.skew_and_newcomers --neu NEU --xsdd XSDD --weights
+    mobilenet_v2.safetensors
 
-Six shares of a data set are dealt, of five images and three classes each. Five plants train; the sixth is a newcomer.
-Where `cameras` differ, each plant sees its images, training and held out, through its own. The table has means over
-data sets and seeds, in %, and AFedCL+'s differences, paired by these. Results are kept in a file; what is in it is not
-run again. Figures, all on held-out images:
+Six shares of a data set are dealt, of five images and three classes each. Five plants train; the
+sixth is a newcomer. Where `cameras` differ, each plant sees its images, training and held out,
+through its own. The table has means over data sets and seeds, in %, and AFedCL+'s differences,
+paired by these. Results are kept in a file; what is in it is not run again. Figures, all on
+held-out images:
 
-- `own`: a member's images, its classes being the only candidates; `all`: those of all members, every class being one.
-- `newcomer own`, `newcomer all`: the same for the newcomer, whose images count in its `all`. With FedAvg it takes the
-  last average as it is; with AFedCL+ it makes the head of the run's totals and its sums; alone it trains on its images.
-- `no image own`, `no image all`: a newcomer that has no image, but its classes. FedAvg's average is the same for it.
-- `arriving own`, `arriving class`: the newcomer where one of its classes, drawn by seed, is new to all: members lack
-  its images and have so many fewer. On all of its images, and on those of that class; its classes are candidates.
+- `own`: a member's images, its classes being the only candidates; `all`: those of all members,
+  every class being one.
+- `newcomer own`, `newcomer all`: the same for the newcomer, whose images count in its `all`. With
+  FedAvg it takes the last average as it is; with AFedCL+ it makes the head of the run's totals and
+  its sums; alone it trains on its images.
+- `no image own`, `no image all`: a newcomer that has no image, but its classes. FedAvg's average is
+  the same for it.
+- `arriving own`, `arriving class`: the newcomer where one of its classes, drawn by seed, is new to
+  all: members lack its images and have so many fewer. On all of its images, and on those of that
+  class; its classes are candidates.
 """
 
 import argparse
@@ -70,7 +77,9 @@ class Plants(NamedTuple):
 
     def without_arriving(self) -> "Plants":
         """The same plants, whose members lack a class."""
-        return self._replace(members={name: drop_class(each, self.arriving) for name, each in self.members.items()})
+        return self._replace(
+            members={name: drop_class(each, self.arriving) for name, each in self.members.items()}
+        )
 
 
 NEWCOMER = f"plant-{MEMBERS + 1}"
@@ -78,7 +87,9 @@ NEWCOMER = f"plant-{MEMBERS + 1}"
 
 def drop_class(images: Images, label: int) -> Images:
     """A plant's images without those of a class."""
-    train, test = (part.take(np.flatnonzero(part.labels != label)) for part in (images.train, held_out(images)))
+    train, test = (
+        part.take(np.flatnonzero(part.labels != label)) for part in (images.train, held_out(images))
+    )
     return Images(train, test)
 
 
@@ -90,14 +101,19 @@ def held_out(images: Images) -> LabelledImages:
 
 def deal(catalogue: Catalogue, skew: str, pool: str, seed: int) -> Plants:
     """The plants of a seed."""
-    shares = Scheme("disjoint", MEMBERS + 1, SAMPLES, seed, {"classes_per_node": CLASSES}, pool=pool).shares(catalogue)
+    shares = Scheme(
+        "disjoint", MEMBERS + 1, SAMPLES, seed, {"classes_per_node": CLASSES}, pool=pool
+    ).shares(catalogue)
     classes = catalogue.classes
     images = {}
     for share in shares:
         parts = [class_folders.load(part, classes, SIZE) for part in (share.train, share.test)]
         if skew == "cameras":
             shoot = draw_camera(seed, share.node).shoot
-            parts = [part._replace(images=np.stack([shoot(image) for image in part.images])) for part in parts]
+            parts = [
+                part._replace(images=np.stack([shoot(image) for image in part.images]))
+                for part in parts
+            ]
         images[share.node] = Images(*parts)
     newcomer = images.pop(NEWCOMER)
     arriving = generator(seed, "arriving").choice(np.unique(newcomer.train.labels))
@@ -137,16 +153,24 @@ class Trained(NamedTuple):
         """The model of a newcomer with these images, as `edge-node join` makes it."""
         participant = Participant(self.spec, NEWCOMER, images)
         rounds, final = self.spec.rounds, self.final
-        return participant.conclude(State({}, {}), rounds, final, final, (), None, counted=False).tensors
+        return participant.conclude(
+            State({}, {}), rounds, final, final, (), None, counted=False
+        ).tensors
 
 
-def train(method: str, weights: str, classes: Sequence[str], members: Mapping[str, Images], seed: int) -> Trained:
+def train(
+    method: str, weights: str, classes: Sequence[str], members: Mapping[str, Images], seed: int
+) -> Trained:
     """A federation of the members."""
     rounds = ROUNDS[method]
     request = Request(method, {"epochs": EPOCHS}, MODEL, weights, SIZE, rounds=rounds, seed=seed)
-    spec, broadcast = draft(request._replace(aggregate="mean"), federation="study", classes=classes, nodes=len(members))
+    spec, broadcast = draft(
+        request._replace(aggregate="mean"), federation="study", classes=classes, nodes=len(members)
+    )
     result = simulate(spec, broadcast, members, evaluate_every=rounds)
-    return Trained(spec, result.broadcast, {name: model.tensors for name, model in result.models.items()})
+    return Trained(
+        spec, result.broadcast, {name: model.tensors for name, model in result.models.items()}
+    )
 
 
 def measure(method: str, weights: str, plants: Plants, seed: int) -> dict[str, float]:
@@ -158,7 +182,10 @@ def measure(method: str, weights: str, plants: Plants, seed: int) -> dict[str, f
     trained = train(method, weights, plants.classes, everyone if alone else plants.members, seed)
     models = [trained.models[name] for name in plants.members]
     own = [judge.own(model, plant).mean() for model, plant in zip(models, members, strict=True)]
-    figures = {"own": float(np.mean(own)), "all": float(np.mean([judge.all(model, members) for model in models]))}
+    figures = {
+        "own": float(np.mean(own)),
+        "all": float(np.mean([judge.all(model, members) for model in models])),
+    }
     later = {"newcomer": trained.models[NEWCOMER] if alone else trained.welcome(newcomer)}
     if not alone:
         later["no image"] = trained.welcome(Images.none(SIZE))
@@ -175,7 +202,9 @@ def measure(method: str, weights: str, plants: Plants, seed: int) -> dict[str, f
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
-    """A table's rows: for each skew and figure the methods' means, and AFedCL+'s differences from the other two."""
+    """A table's rows: for each skew and figure the methods' means,
+    and AFedCL+'s differences from the other two.
+    """
     for skew in SKEWS:
         for figure in FIGURES:
             values: dict[str, dict[tuple[str, int], float]] = {
@@ -186,10 +215,15 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
                 }
                 for method in ROUNDS
             }
-            means = [f"{np.mean([*found.values()]):.1f}" if found else "" for found in values.values()]
+            means = [
+                f"{np.mean([*found.values()]):.1f}" if found else "" for found in values.values()
+            ]
             over = [
                 f"{found.mean:+.1f} ± {found.half:.1f}" if found else ""
-                for found in (paired_difference(values[METHOD], values[other]) for other in ("fedavg", "local"))
+                for found in (
+                    paired_difference(values[METHOD], values[other])
+                    for other in ("fedavg", "local")
+                )
             ]
             if any(means):
                 yield [skew, figure, *means, *over, str(len(values[METHOD]))]
@@ -197,13 +231,17 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
 
 def main() -> None:
     """Run what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--neu", type=Path, required=True, help="class folders of NEU-CLS")
     parser.add_argument("--xsdd", type=Path, required=True, help="class folders of X-SDD")
     parser.add_argument("--weights", required=True, help="ImageNet's MobileNetV2")
     parser.add_argument("--pool", choices=("report", "tuning"), default="report")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("research/results/studies/skew_and_newcomers.jsonl"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("research/results/studies/skew_and_newcomers.jsonl")
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     catalogues = {"NEU": class_folders.scan(asked.neu), "X-SDD": class_folders.scan(asked.xsdd)}
@@ -219,7 +257,11 @@ def main() -> None:
                         records.add(Outcome(data, skew, method, asked.pool, seed, figures))
     header = ["skew", "figure", *ROUNDS, "over fedavg", "over local", "blocks"]
     chosen = [each for each in records if each.pool == asked.pool and each.seed in asked.seeds]
-    print("\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows(chosen)]))
+    print(
+        "\n".join(
+            f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows(chosen)]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""The consensus head's relatives that train, beside the methods of the `scarce` grid in one of its settings.
+"""The consensus head's relatives that train,
+beside the methods of the `scarce` grid in one of its settings.
 
-    python -m research.studies.training_relatives neu=NEU xsdd=XSDD --weights mobilenet_v2.safetensors
+    python -m research.studies.training_relatives neu=NEU xsdd=XSDD --weights
+    mobilenet_v2.safetensors
 
-runs what is missing of federations of five plants with five images of three classes each, 30 rounds of six epochs at 64
-px, and prints a table: mean and standard deviation over seeds of the mean over plants, in %. Each relative has the six
-trials of ten rounds on the tuning pool that the other methods had; the best one is run. The others' results are those
-of `python -m research afedcl scarce`.
+runs what is missing of federations of five plants with five images of three classes each, 30 rounds
+of six epochs at 64 px, and prints a table: mean and standard deviation over seeds of the mean over
+plants, in %. Each relative has the six trials of ten rounds on the tuning pool that the other
+methods had; the best one is run. The others' results are those of `python -m research afedcl
+scarce`.
 """
 
 import argparse
@@ -36,7 +39,9 @@ OUT = Path("research/results/studies/training_relatives.jsonl")
 
 def main() -> None:
     """Run what is missing, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--weights", required=True)
     parser.add_argument("--out", type=Path, default=OUT)
@@ -46,7 +51,13 @@ def main() -> None:
 
     def lay_out(name: str, seeds: int, rounds: int) -> Grid[Cell, Finished]:
         order = AFedCLOrder(
-            name=name, preset="cpu", data=data, store=AFEDCL.parent, weights=[asked.weights], seeds=seeds, rounds=rounds
+            name=name,
+            preset="cpu",
+            data=data,
+            store=AFEDCL.parent,
+            weights=[asked.weights],
+            seeds=seeds,
+            rounds=rounds,
         )
         return plan(order, others, progress.ignore)
 
@@ -81,7 +92,11 @@ def list_trials(cells: Iterable[Cell]) -> list[Cell]:
 def is_compared(cell: Cell) -> bool:
     """Whether it is the one setting's, and no method's with fewer rounds than it has by default."""
     setting = cell.setting
-    here = (setting.partition, setting.samples, setting.classes_per_node) == ("disjoint", SAMPLES, CLASSES)
+    here = (setting.partition, setting.samples, setting.classes_per_node) == (
+        "disjoint",
+        SAMPLES,
+        CLASSES,
+    )
     return here and not cell.pooled and cell.rounds not in (3, 6)
 
 
@@ -92,7 +107,10 @@ def _run(cells: Sequence[Cell], grid: Grid[Cell, Finished], store: Records[Finis
     for number, cell in enumerate(missing, 1):
         finished = run_cell(cell, inputs)
         store.add(finished)
-        print(f"{number}/{len(missing)} {cell.method} {cell.setting.dataset} {finished.seconds} s", flush=True)
+        print(
+            f"{number}/{len(missing)} {cell.method} {cell.setting.dataset} {finished.seconds} s",
+            flush=True,
+        )
 
 
 def tabulate(finished: Sequence[Finished]) -> Table:
@@ -101,7 +119,11 @@ def tabulate(finished: Sequence[Finished]) -> Table:
     for each in finished:
         grouped[each.cell.method][each.cell.setting.dataset].append(each)
     datasets = sorted({each.cell.setting.dataset for each in finished})
-    columns = ["method", "rounds", *(f"{dataset}, {view}" for dataset in datasets for view in VIEWS)]
+    columns = [
+        "method",
+        "rounds",
+        *(f"{dataset}, {view}" for dataset in datasets for view in VIEWS),
+    ]
     rows = [
         [METHODS[method], str(next(iter(runs.values()))[0].cell.rounds)]
         + [_entry(runs[dataset], view) for dataset in datasets for view in VIEWS.values()]
@@ -111,7 +133,9 @@ def tabulate(finished: Sequence[Finished]) -> Table:
 
 
 def _entry(runs: Sequence[Finished], view: Metric) -> str:
-    return format_spread([100 * each.mean(view) for each in runs]) + f" [{len(runs)}]" if runs else ""
+    return (
+        format_spread([100 * each.mean(view) for each in runs]) + f" [{len(runs)}]" if runs else ""
+    )
 
 
 if __name__ == "__main__":

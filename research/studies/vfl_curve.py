@@ -1,7 +1,9 @@
-"""The surrogate that agents learn from, fitted to the learning curves of real federations under many decisions.
+"""The surrogate that agents learn from, fitted to the learning curves of real federations under
+many decisions.
 
 `python -m research.studies.vfl_curve --data cmapss=FOLDER --seeds 1`, after
-`python -m research dao-vfl curve --preset cpu --data cmapss=FOLDER --seeds 1`; likewise `cifar10=FILE`.
+`python -m research dao-vfl curve --preset cpu --data cmapss=FOLDER --seeds 1`; likewise
+`cifar10=FILE`.
 """
 
 import argparse
@@ -27,7 +29,11 @@ def main() -> None:
     options = parser.parse_args()
     name, _, path = options.data.partition("=")
     order = DAOVFLOrder(
-        name="curve", preset=options.preset, data={name: Path(path)}, seeds=options.seeds, store=options.store
+        name="curve",
+        preset=options.preset,
+        data={name: Path(path)},
+        seeds=options.seeds,
+        store=options.store,
     )
     experiment = Experiment(DAO_VFL, order, progress.ignore)
     finished = experiment.finished()
@@ -39,7 +45,9 @@ def main() -> None:
 def run(finished: Finished) -> Run:
     """A federation whose decisions stayed the same, and what it reached after each round."""
     reached = measures.reached(finished)
-    return Run(np.tile(finished.cell.iterations, (len(reached), 1)), np.array(list(reached.values())))
+    return Run(
+        np.tile(finished.cell.iterations, (len(reached), 1)), np.array(list(reached.values()))
+    )
 
 
 if __name__ == "__main__":

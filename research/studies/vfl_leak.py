@@ -3,15 +3,16 @@
     python -m research.studies.vfl_leak --drawn --cmapss FOLDER --out leak.jsonl
     python -m research.studies.vfl_leak --table --out leak.jsonl
 
-A vertical federation is simulated, then attacked. The attacker knows half of the last round's products (1,000 of
-them): their samples and messages; it is judged on the other half.
+A vertical federation is simulated, then attacked. The attacker knows half of the last round's
+products (1,000 of them): their samples and messages; it is judged on the other half.
 
-- Samples from embeddings: ridge regression and a network of 128 hidden units, the better of the two; the share of the
-  samples' variance that it explains (R2, 0 for nothing). By the head, from a sensor's embeddings as they arrived in the
-  last round, and from their mean over all rounds of the window; by another sensor, from the denoised embeddings that
-  all get; and, for comparison, by that sensor from its own samples alone.
-- Labels from gradients, with `labels = server`: the class of the product whose gradient points nearest to this one's;
-  for comparison, that of the product whose own embedding is nearest.
+- Samples from embeddings: ridge regression and a network of 128 hidden units, the better of the
+  two; the share of the samples' variance that it explains (R2, 0 for nothing). By the head, from a
+  sensor's embeddings as they arrived in the last round, and from their mean over all rounds of the
+  window; by another sensor, from the denoised embeddings that all get; and, for comparison, by that
+  sensor from its own samples alone.
+- Labels from gradients, with `labels = server`: the class of the product whose gradient points
+  nearest to this one's; for comparison, that of the product whose own embedding is nearest.
 """
 
 import argparse
@@ -51,7 +52,10 @@ SETTINGS = (
     Setting("clean", Privacy(), Denoising()),
     Setting("levels=16", Privacy(), Denoising()),
     Setting("levels=3", Privacy(), Denoising(rounds=30)),
-    *(Setting("clean", Privacy(clip=2, multiplier=each), Denoising()) for each in (0.03, 0.1, 0.3, 1.0, 3.0)),
+    *(
+        Setting("clean", Privacy(clip=2, multiplier=each), Denoising())
+        for each in (0.03, 0.1, 0.3, 1.0, 3.0)
+    ),
     Setting("clean", Privacy(clip=2, multiplier=0.3), Denoising(rounds=30, target="noisy")),
 )
 
@@ -101,21 +105,30 @@ def drawn(seed: int) -> Pool:
         samples.append(torch.from_numpy(scaled.astype(np.float32))[:, :, None])
     labels = torch.from_numpy(products.labels)
     stream, held_out = (
-        Stream(tuple(each[part] for each in samples), labels[part]) for part in (slice(13_000), slice(13_000, None))
+        Stream(tuple(each[part] for each in samples), labels[part])
+        for part in (slice(13_000), slice(13_000, None))
     )
-    return Pool(stream, held_out, "dense", DrawnStations(3, seed).classes, Recipe(eta=0.1, batches=10))
+    return Pool(
+        stream, held_out, "dense", DrawnStations(3, seed).classes, Recipe(eta=0.1, batches=10)
+    )
 
 
 def turbofans(folder: Path, seed: int) -> Pool:
     """C-MAPSS FD002; held out are 3,000 samples of the test file."""
     digest, source = data.read("cmapss", folder)
     parts = data.split(data.Split(data="cmapss", digest=digest, order="mixed"), source, seed, 1000)
-    chosen = torch.randperm(len(parts.held_out.labels), generator=torch.Generator().manual_seed(seed))[:3000]
-    held_out = Stream(tuple(each[chosen] for each in parts.held_out.samples), parts.held_out.labels[chosen])
+    chosen = torch.randperm(
+        len(parts.held_out.labels), generator=torch.Generator().manual_seed(seed)
+    )[:3000]
+    held_out = Stream(
+        tuple(each[chosen] for each in parts.held_out.samples), parts.held_out.labels[chosen]
+    )
     return Pool(parts.stream, held_out, "conv", cmapss.CLASSES, Recipe(eta=0.05, batches=10))
 
 
-def made(pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed: int) -> Simulation:
+def made(
+    pool: Pool, setting: Setting, labels: Literal["shared", "server"], seed: int
+) -> Simulation:
     """The federation that is attacked, before its first round."""
     spec = VflSpec(
         federation="leak",
@@ -145,13 +158,16 @@ def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
         if round_ > ROUNDS - WINDOW.size // WINDOW.chunk:
             seen = slice(*WINDOW.span(round_))
             last = [
-                release(simulation.spec, simulation.sensors[k], pool.stream.samples[k][seen], round_).received
+                release(
+                    simulation.spec, simulation.sensors[k], pool.stream.samples[k][seen], round_
+                ).received
                 for k in sensors
             ]
             for total, each in zip(sums, last, strict=True):
                 total[seen] += each
         simulation.step([2] * len(sensors))
-    times = 1 + torch.arange(WINDOW.size - 1, -1, -1)[:, None] // WINDOW.chunk  # that each product was in the window
+    # that each product was in the window
+    times = 1 + torch.arange(WINDOW.size - 1, -1, -1)[:, None] // WINDOW.chunk
     samples = [each[rows].flatten(1) for each in pool.stream.samples]
     means, denoised = [total[rows] / times for total in sums], simulation.head.denoiser(last)
     return Leak(
@@ -166,13 +182,17 @@ def learnt(name: str, pool: Pool, setting: Setting, seed: int) -> Leak:
         else None,
         head=mean(explained(last[k], samples[k]) for k in sensors),
         averaged=mean(explained(torch.cat([last[k], means[k]], 1), samples[k]) for k in sensors),
-        sensor=mean(explained(torch.cat([denoised[k], samples[k - 1]], 1), samples[k]) for k in sensors),
+        sensor=mean(
+            explained(torch.cat([denoised[k], samples[k - 1]], 1), samples[k]) for k in sensors
+        ),
         alone=mean(explained(samples[k - 1], samples[k]) for k in sensors),
     )
 
 
 def graded(name: str, pool: Pool, seed: int) -> list[Labels]:
-    """Simulate a federation whose head keeps the labels, and infer them at a sensor in some rounds."""
+    """Simulate a federation whose head keeps the labels,
+    and infer them at a sensor in some rounds.
+    """
     simulation, found = made(pool, Setting("clean", Privacy(), Denoising()), "server", seed), []
     for round_ in range(1, ROUNDS + 1):
         if round_ in (1, 10, ROUNDS):
@@ -197,15 +217,22 @@ def graded(name: str, pool: Pool, seed: int) -> list[Labels]:
 
 
 def explained(seen: Tensor, samples: Tensor) -> float:
-    """Share of the variance of half of the samples [N, S] that what was seen [N, X] of them explains; at least 0."""
+    """Share of the variance of half of the samples [N, S] that what was seen [N,
+    X] of them explains; at least 0.
+    """
     known, asked = slice(0, None, 2), slice(1, None, 2)
     scaled = (seen - seen[known].mean(0)) / seen[known].std(0).clamp_min(1e-6)
     target = samples - samples[known].mean(0)
     linear = torch.cat([scaled, torch.ones(len(seen), 1)], 1)
     inside = linear[known].T @ linear[known] + 10 * torch.eye(linear.shape[1])
-    guesses = [linear @ torch.linalg.solve(inside, linear[known].T @ target[known]), network(scaled, target, known)]
+    guesses = [
+        linear @ torch.linalg.solve(inside, linear[known].T @ target[known]),
+        network(scaled, target, known),
+    ]
     total = target[asked].square().sum()
-    return max(0.0, *(1 - float((guess - target)[asked].square().sum() / total) for guess in guesses))
+    return max(
+        0.0, *(1 - float((guess - target)[asked].square().sum() / total) for guess in guesses)
+    )
 
 
 def network(seen: Tensor, target: Tensor, known: slice) -> Tensor:
@@ -260,13 +287,15 @@ def table(lines: Sequence[Leak | Labels]) -> str:
         else:
             labels[each.data, each.round].append(each)
     text = (
-        "| data | channel | protection | denoiser | epsilon | reached | head, a round | head, all | sensor | alone |\n"
+        "| data | channel | protection | denoiser | epsilon | reached | head, a round | head, "
+        "all | sensor | alone |\n"
     )
     text += "|---|---|---|---|---|---|---|---|---|---|\n"
     for (name, noise, multiplier, denoised), group in leaks.items():
         epsilon = "infinite" if group[0].epsilon is None else f"{group[0].epsilon:.3g}"
         figures = [
-            mean(getattr(each, field) for each in group) for field in ("reached", "head", "averaged", "sensor", "alone")
+            mean(getattr(each, field) for each in group)
+            for field in ("reached", "head", "averaged", "sensor", "alone")
         ]
         cells = [
             name,
@@ -279,14 +308,18 @@ def table(lines: Sequence[Leak | Labels]) -> str:
         text += f"| {' | '.join(map(str, cells))} |\n"
     text += "\n| data | round | labels from gradients | from own embeddings |\n|---|---|---|---|\n"
     for (name, round_), graded in labels.items():
-        figures = [mean(getattr(each, field) for each in graded) for field in ("gradients", "embeddings")]
+        figures = [
+            mean(getattr(each, field) for each in graded) for field in ("gradients", "embeddings")
+        ]
         text += f"| {name} | {round_} | {figures[0]:.3f} | {figures[1]:.3f} |\n"
     return text
 
 
 def main() -> None:
     """Play what is not in the file yet, or print the tables of what is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--drawn", action="store_true")
     parser.add_argument("--cmapss", type=Path, help="folder of NASA's files")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -303,7 +336,9 @@ def main() -> None:
         if given.cmapss:
             pools["cmapss"] = turbofans(given.cmapss, seed)
         for name, pool in pools.items():
-            found = itertools.chain((learnt(name, pool, each, seed) for each in SETTINGS), graded(name, pool, seed))
+            found = itertools.chain(
+                (learnt(name, pool, each, seed) for each in SETTINGS), graded(name, pool, seed)
+            )
             for each in found:
                 with given.out.open("ab") as file:
                     file.write(msgspec.json.encode(each) + b"\n")

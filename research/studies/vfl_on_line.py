@@ -1,9 +1,11 @@
-"""An agent that learns to decide on the line itself (Wang et al., 2025, Algorithm 2): rewards of real federations.
+"""An agent that learns to decide on the line itself (Wang et al., 2025, Algorithm 2):
+rewards of real federations.
 
-`python -m research.studies.vfl_on_line --cmapss FOLDER --agent FOLDER/agent.zip [--episodes 20]`: C-MAPSS FD002, two
-sensors, accuracy on held-out engines of the training file. An episode is a federation of its own, and what an update
-learns from; a line of JSON says its mean reward beyond that of one iteration each. `--agent` is the file that is learnt
-on: a copy of what `python -m research agent` has left, or none yet.
+`python -m research.studies.vfl_on_line --cmapss FOLDER --agent FOLDER/agent.zip [--episodes 20]`:
+C-MAPSS FD002, two sensors, accuracy on held-out engines of the training file. An episode is a
+federation of its own, and what an update learns from; a line of JSON says its mean reward beyond
+that of one iteration each. `--agent` is the file that is learnt on: a copy of what `python -m
+research agent` has left, or none yet.
 """
 
 import argparse
@@ -40,20 +42,26 @@ def main() -> None:
     game = on_line(options.cmapss)
     played = Agent.load(options.agent, device="cpu").num_timesteps if options.agent.exists() else 0
     rollout = Rollout(environments=1, rounds=game.rounds)
-    learn(game, played + options.episodes * game.rounds, options.seed, options.agent, _tell, rollout)
+    learn(
+        game, played + options.episodes * game.rounds, options.seed, options.agent, _tell, rollout
+    )
 
 
 def on_line(folder: Path) -> Game:
     """The game whose every episode is played by another federation of the preset `cpu`.
 
-    A federation is played twice in a row: for the agent, and for the one iteration each that it is compared with.
+    A federation is played twice in a row: for the agent, and for the one iteration each that it is
+    compared with.
     """
     digest, source = data.read("cmapss", folder)
     study = PRESETS["cpu"]["cmapss"]
     plan, seeds = Plan({"cmapss": study}, {"cmapss": digest}, TORCH), count(2 * _SEED)
 
     def begin() -> Played:
-        cell = replace(plan.base("cmapss", next(seeds) // 2, "tuning"), iterations=(study.most,) * study.sensors)
+        cell = replace(
+            plan.base("cmapss", next(seeds) // 2, "tuning"),
+            iterations=(study.most,) * study.sensors,
+        )
         parts = data.split(cell.split, source, cell.seed, cell.window.start)
         return Played(Simulation(spec(cell, parts), parts.stream), *parts.held_out)
 

@@ -1,9 +1,11 @@
-"""Pace of a vertical federation: how far a round may move, and how many it takes; the defaults of `vfl coordinate`.
+"""Pace of a vertical federation: how far a round may move, and how many it takes;
+the defaults of `vfl coordinate`.
 
     python -m research.studies.vfl_pace
 
-On products of drawn stations, one after another as in a plant: accuracy beyond always the most frequent class on 1,500
-products that come after the last round, for rounds of different chunks, steps and local iterations.
+On products of drawn stations, one after another as in a plant: accuracy beyond always the most
+frequent class on 1,500 products that come after the last round, for rounds of different chunks,
+steps and local iterations.
 """
 
 from collections.abc import Iterator
@@ -63,14 +65,18 @@ def _draw(line: _Line, seed: int) -> tuple[Stream, Stream]:
     """What sensors learn from, scaled by its first round's set, and what comes after it."""
     drawn = DrawnStations(line.stations, seed).draw(0, line.products + _HELD_OUT)
     samples = [
-        torch.tensor((rows - rows[:_START].mean(0)) / rows[:_START].std(0), dtype=torch.float32)[..., None]
+        torch.tensor((rows - rows[:_START].mean(0)) / rows[:_START].std(0), dtype=torch.float32)[
+            ..., None
+        ]
         for rows in drawn.rows
     ]
     labels = torch.from_numpy(drawn.labels)
     if line.rare:
         labels = (labels == torch.bincount(labels).argmin()).long()
     parts = slice(0, line.products), slice(line.products, None)
-    learnt, held_out = (Stream(tuple(each[part] for each in samples), labels[part]) for part in parts)
+    learnt, held_out = (
+        Stream(tuple(each[part] for each in samples), labels[part]) for part in parts
+    )
     return learnt, held_out
 
 
@@ -96,7 +102,9 @@ def _gain(line: _Line, pace: _Pace, seed: int) -> float | None:
         right = simulation.predict(held_out.samples).argmax(1) == held_out.labels
     except EdgeNodeError:
         return None
-    return 100 * (_share(right) - _share(held_out.labels == torch.bincount(held_out.labels).argmax()))
+    return 100 * (
+        _share(right) - _share(held_out.labels == torch.bincount(held_out.labels).argmax())
+    )
 
 
 def _share(which: Tensor) -> float:
@@ -106,7 +114,13 @@ def _share(which: Tensor) -> float:
 def _rows() -> Iterator[list[str]]:
     for pace in track(_PACES, "learning", console=Console(stderr=True)):
         moved = pace.eta * pace.iterations * pace.batches
-        row = [str(pace.chunk), f"{pace.eta:g}", str(pace.iterations), str(pace.batches), f"{moved:.2g}"]
+        row = [
+            str(pace.chunk),
+            f"{pace.eta:g}",
+            str(pace.iterations),
+            str(pace.batches),
+            f"{moved:.2g}",
+        ]
         for line in _LINES:
             gains = [_gain(line, pace, seed) for seed in _SEEDS]
             row.append(", ".join("diverged" if each is None else f"{each:.1f}" for each in gains))
@@ -116,7 +130,9 @@ def _rows() -> Iterator[list[str]]:
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    table = Table("chunk", "step", "iterations", "batches", "a round", *(line.name for line in _LINES))
+    table = Table(
+        "chunk", "step", "iterations", "batches", "a round", *(line.name for line in _LINES)
+    )
     for row in _rows():
         table.add_row(*row)
     Console(width=160).print(table)

@@ -1,8 +1,9 @@
 """Comparison of policies: `python -m research.studies.vfl_policies [--agents FOLDER] [--json]`.
 
-All policies on the surrogate, on the same seeds: means over rounds and seeds, the best reward first. `best` knows the
-learning curve and how timings are distributed, `myopic` too but looks at its own round only. Agents are
-FOLDER/k2e5.onnx for 2 sensors and E_max 5 (python -m research agent). Real federations: `dao-vfl fig10`.
+All policies on the surrogate, on the same seeds: means over rounds and seeds, the best reward
+first. `best` knows the learning curve and how timings are distributed, `myopic` too but looks at
+its own round only. Agents are FOLDER/k2e5.onnx for 2 sensors and E_max 5 (python -m research
+agent). Real federations: `dao-vfl fig10`.
 """
 
 import argparse
@@ -42,16 +43,24 @@ def main() -> None:
         means = summary(game, makers, range(options.seeds))
         if options.json:
             rows = {name: each._asdict() for name, each in means.items()}
-            print(json.dumps({"sensors": sensors, "iterations": iterations, "policies": rows}), flush=True)
+            print(
+                json.dumps({"sensors": sensors, "iterations": iterations, "policies": rows}),
+                flush=True,
+            )
         else:
-            print(f"\n{sensors} sensors, E_max {iterations}: {game.weights}\n\n{table(means)}", flush=True)
+            print(
+                f"\n{sensors} sensors, E_max {iterations}: {game.weights}\n\n{table(means)}",
+                flush=True,
+            )
 
 
 def policies(game: Game, agent: Path) -> dict[str, Callable[[], Policy]]:
     """All of them, each to be made anew; the agent if there is one."""
     known = partial(Optimum, game.iterations, FD002, game.weights, game.source, game.rounds)
     best, myopic = known(), known(False)
-    found: dict[str, Callable[[], Policy]] = {name: partial(rule, game.iterations) for name, rule in RULES.items()}
+    found: dict[str, Callable[[], Policy]] = {
+        name: partial(rule, game.iterations) for name, rule in RULES.items()
+    }
     found |= {"best": lambda: best, "myopic": lambda: myopic}
     return found | ({"agent": partial(OnnxAgent, agent)} if agent.exists() else {})
 
@@ -64,8 +73,9 @@ def table(means: Mapping[str, Summary]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {_TITLES.get(name, f'`{name}`')} | {each.reward:.3f} | {each.latency:.1f} | {each.latency / ho - 1:+.0%} "
-        f"| {each.disparity:.2f} | {each.accuracy:.4f} | {each.iterations:.2f} |"
+        f"| {_TITLES.get(name, f'`{name}`')} | {each.reward:.3f} | {each.latency:.1f} | "
+        f"{each.latency / ho - 1:+.0%} | {each.disparity:.2f} | {each.accuracy:.4f} | "
+        f"{each.iterations:.2f} |"
         for name, each in sorted(means.items(), key=lambda item: -item[1].reward)
     ]
     return "\n".join(lines)

@@ -20,7 +20,10 @@ def test_every_contestant_is_measured_and_compared_with_the_bare_session(
     others = ["bare protocol, tensor", "bare protocol, Unix socket, tensor"]
     assert list(report.calls) == [*in_process, "edge-node, tensor", *others, "edge-node, image"]
     assert list(report.steady) == [*in_process, "edge-node, tensor", *others]
-    assert all(0 < each.p50 <= each.p99 < 1000 for each in (*report.calls.values(), *report.steady.values()))
+    assert all(
+        0 < each.p50 <= each.p99 < 1000
+        for each in (*report.calls.values(), *report.steady.values())
+    )
     assert report.calls["session.run"].p50 < report.calls["edge-node, tensor"].p50
     assert 0 < report.services["edge-node"].ready < 30
     assert 20 < report.services["edge-node"].memory < 200

@@ -1,4 +1,6 @@
-"""docs/add-a-dataset.md does what it says: its data set is put in place, downloaded from a server, and verified."""
+"""docs/add-a-dataset.md does what it says: its data set is put in place,
+downloaded from a server, and verified.
+"""
 
 import importlib
 import json
@@ -27,7 +29,9 @@ CHECKOUT = "Magnetic-tile-defect-datasets.-01aa7163"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """The URL of an archive as GitHub packs the data set: images of MT_CLASS/Imgs, each with its mask."""
+    """The URL of an archive as GitHub packs the data set: images of MT_CLASS/Imgs,
+    each with its mask.
+    """
     images = draw(tmp_path / "drawn", 12, 1, classes=CLASSES)
     (tmp_path / "served").mkdir()
     with zipfile.ZipFile(tmp_path / "served" / "tiles.zip", "w") as archive:
@@ -43,7 +47,9 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def tiles(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
-    """The page's file as a module beside the others, listed by the page's line, but for the archive's address."""
+    """The page's file as a module beside the others, listed by the page's line,
+    but for the archive's address.
+    """
     (tmp_path / "datasets").mkdir()
     file, count = re.subn(r'(?<=archive=)".*"', repr(server), FILE)
     assert count == 1
@@ -62,23 +68,55 @@ def test_it_is_listed_with_its_licence_and_paper(tiles: Dataset) -> None:
     assert all(text in told for text in (tiles.licence, tiles.citation, tiles.home))
 
 
-def test_it_is_downloaded_without_its_masks_compared_and_used(tiles: Dataset, tmp_path: Path) -> None:
+def test_it_is_downloaded_without_its_masks_compared_and_used(
+    tiles: Dataset, tmp_path: Path
+) -> None:
     out = tmp_path / "tiles"
     result = here("dataset", tiles.name, "--out", out)
     assert result.returncode == 0, result.stderr
-    assert "this has the classes of magnetic-tiles: 72 different images of 6 classes" in result.stdout
+    assert (
+        "this has the classes of magnetic-tiles: 72 different images of 6 classes" in result.stdout
+    )
     assert "73 image file(s) of no class of magnetic-tiles" in result.stdout
-    assert {path.parent.name for path in out.glob("*/*.jpg")} == {path.name for path in out.iterdir()} == set(CLASSES)
+    assert (
+        {path.parent.name for path in out.glob("*/*.jpg")}
+        == {path.name for path in out.iterdir()}
+        == set(CLASSES)
+    )
     result = here(
-        "simulate", "--data", out, "--nodes", 3, "--samples", 4, "--test-samples", 2, "--pool", "all", "--method",
-        "fedavg", "--model", "small", "--size", 32, "--rounds", 1, "--quiet", "--json",
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        out,
+        "--nodes",
+        3,
+        "--samples",
+        4,
+        "--test-samples",
+        2,
+        "--pool",
+        "all",
+        "--method",
+        "fedavg",
+        "--model",
+        "small",
+        "--size",
+        32,
+        "--rounds",
+        1,
+        "--quiet",
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
-    assert {name for node in json.loads(result.stdout)["result"]["nodes"] for name in node["classes"]} == {*CLASSES}
+    assert {
+        name for node in json.loads(result.stdout)["result"]["nodes"] for name in node["classes"]
+    } == {*CLASSES}
 
 
 def test_with_the_checksums_that_the_page_prints_another_copy_is_refused(
-    tiles: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiles: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert here("dataset", tiles.name, "--out", tmp_path / "tiles").returncode == 0
     monkeypatch.chdir(tmp_path)
@@ -88,7 +126,10 @@ def test_with_the_checksums_that_the_page_prints_another_copy_is_refused(
     assert list(classes) == CLASSES
     known = replace(tiles, classes=classes)
     monkeypatch.setitem(DATASETS, known.name, known)
-    assert "this is magnetic-tiles, image by image" in here("dataset", known.name, "--out", tmp_path / "again").stdout
+    assert (
+        "this is magnetic-tiles, image by image"
+        in here("dataset", known.name, "--out", tmp_path / "again").stdout
+    )
     assert here("dataset", known.name, "--verify", tmp_path / "tiles").returncode == 0
     changed = next((tmp_path / "tiles" / "fray").iterdir())
     changed.write_bytes(changed.read_bytes() + b"!")

@@ -1,4 +1,6 @@
-"""docs/add-a-method.md does what it says: its method is put in place, passes its own test, and runs."""
+"""docs/add-a-method.md does what it says: its method is put in place, passes its own test,
+and runs.
+"""
 
 import importlib
 import re
@@ -26,7 +28,8 @@ def fedbabu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     (tmp_path / "fedbabu.py").write_text(FILE)
     monkeypatch.setattr(trainer.methods, "__path__", [*trainer.methods.__path__, str(tmp_path)])
     module = importlib.import_module("trainer.methods.fedbabu")
-    for name, entry in eval(f"{{{LINE}}}", {"Entry": Entry, "fedbabu": module}).items():  # noqa: S307  (our own page)
+    # Our own page
+    for name, entry in eval(f"{{{LINE}}}", {"Entry": Entry, "fedbabu": module}).items():  # noqa: S307
         monkeypatch.setitem(METHODS, name, entry)
         monkeypatch.setitem(CASES, name, (name, {}))
     yield module

@@ -1,4 +1,6 @@
-"""docs/add-a-partition.md does what it says: its partition is put in place, and simulated plants share images by it."""
+"""docs/add-a-partition.md does what it says: its partition is put in place,
+and simulated plants share images by it.
+"""
 
 import importlib
 import json
@@ -44,13 +46,24 @@ def images(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("dominant")
-@pytest.mark.parametrize(("written", "most"), [("dominant", 6), ("dominant,sigma=0.5", 4), ("dominant,sigma=1", 8)])
-def test_a_class_dominates_at_each_node_and_no_image_is_at_two(written: str, most: int, images: Path) -> None:
+@pytest.mark.parametrize(
+    ("written", "most"), [("dominant", 6), ("dominant,sigma=0.5", 4), ("dominant,sigma=1", 8)]
+)
+def test_a_class_dominates_at_each_node_and_no_image_is_at_two(
+    written: str, most: int, images: Path
+) -> None:
     shares = Scheme(written, 3, 8, 1, pool="all", test_samples=4).shares(class_folders.scan(images))
-    counts = [Counter(entry.class_name for entry in share.train.entries).most_common() for share in shares]
+    counts = [
+        Counter(entry.class_name for entry in share.train.entries).most_common() for share in shares
+    ]
     assert [(each[0][1], sum(count for _, count in each)) for each in counts] == [(most, 8)] * 3
     assert {each[0][0] for each in counts} == set(CLASSES)
-    held = [entry.digest for share in shares for part in (share.train, share.test) for entry in part.entries]
+    held = [
+        entry.digest
+        for share in shares
+        for part in (share.train, share.test)
+        for entry in part.entries
+    ]
     assert len(held) == len(set(held))
 
 
@@ -63,10 +76,32 @@ def test_a_share_above_all_of_it_is_refused(images: Path) -> None:
 @pytest.mark.usefixtures("dominant")
 def test_a_federation_of_it_is_simulated(images: Path, tmp_path: Path) -> None:
     result = here(
-        "simulate", "--data", images, "--nodes", 3, "--partition", "dominant,sigma=0.75", "--samples", 8,
-        "--test-samples", 4, "--pool", "all", "--method", "fedavg", "--model", "small", "--size", 32, "--rounds", 1,
-        "--out", tmp_path / "out", "--quiet", "--json",
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        images,
+        "--nodes",
+        3,
+        "--partition",
+        "dominant,sigma=0.75",
+        "--samples",
+        8,
+        "--test-samples",
+        4,
+        "--pool",
+        "all",
+        "--method",
+        "fedavg",
+        "--model",
+        "small",
+        "--size",
+        32,
+        "--rounds",
+        1,
+        "--out",
+        tmp_path / "out",
+        "--quiet",
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
     nodes = json.loads(result.stdout)["result"]["nodes"]
     assert [(node["classes"], node["images"]) for node in nodes] == [([*CLASSES], 8)] * 3

@@ -1,4 +1,6 @@
-"""docs/add-a-sink.md does what it says: its sink delivers defects, and its settings are those of the page."""
+"""docs/add-a-sink.md does what it says: its sink delivers defects,
+and its settings are those of the page.
+"""
 
 import re
 import socket
@@ -36,7 +38,9 @@ def receiver() -> Iterator[socket.socket]:
         yield listening
 
 
-def test_defects_arrive_and_nothing_else_does(module: dict[str, Any], receiver: socket.socket) -> None:
+def test_defects_arrive_and_nothing_else_does(
+    module: dict[str, Any], receiver: socket.socket
+) -> None:
     sink = module["Syslog"](module["Settings"](port=receiver.getsockname()[1]))
     good, defect = verdict(1, defect=False), verdict(2, defect=True)
     sink.deliver([Item(seq, each, False) for seq, each in enumerate((good, notice(), defect), 1)])
@@ -47,14 +51,20 @@ def test_defects_arrive_and_nothing_else_does(module: dict[str, Any], receiver: 
         receiver.recv(1000)
 
 
-def test_a_receiver_that_is_away_is_reported_with_what_was_delivered(module: dict[str, Any]) -> None:
+def test_a_receiver_that_is_away_is_reported_with_what_was_delivered(
+    module: dict[str, Any],
+) -> None:
     sink = module["Syslog"](module["Settings"](host="nowhere.invalid"))
     with pytest.raises(module["SinkDown"]) as down:
-        sink.deliver([Item(1, verdict(1, defect=False), False), Item(2, verdict(2, defect=True), False)])
+        sink.deliver(
+            [Item(1, verdict(1, defect=False), False), Item(2, verdict(2, defect=True), False)]
+        )
     assert down.value.delivered == 1
 
 
-def test_the_pages_table_gives_its_settings_and_its_lines_fit_the_source(module: dict[str, Any]) -> None:
+def test_the_pages_table_gives_its_settings_and_its_lines_fit_the_source(
+    module: dict[str, Any],
+) -> None:
     (table,) = tomllib.loads(TABLE)["sinks"]
     settings = msgspec.convert(table, line_settings.Sink | module["Settings"])
     assert settings == module["Settings"](host="logs.plant.example")

@@ -1,4 +1,6 @@
-"""docs/add-a-source.md does what it says: its source brings pictures, fails as one may, and is read from a table."""
+"""docs/add-a-source.md does what it says: its source brings pictures, fails as one may,
+and is read from a table.
+"""
 
 import asyncio
 import re
@@ -49,10 +51,14 @@ def camera() -> Iterator[str]:
         server.shutdown()
 
 
-def test_it_brings_one_picture_after_the_other_until_it_is_stopped(module: dict[str, Any], camera: str) -> None:
+def test_it_brings_one_picture_after_the_other_until_it_is_stopped(
+    module: dict[str, Any], camera: str
+) -> None:
     async def look() -> list[Frame]:
         stop, seen = asyncio.Event(), []
-        async for frame in module["Snapshot"](module["Settings"](url=camera, every=0.01)).frames(stop):
+        async for frame in module["Snapshot"](module["Settings"](url=camera, every=0.01)).frames(
+            stop
+        ):
             seen.append(frame)
             if len(seen) == 3:
                 stop.set()
@@ -63,9 +69,13 @@ def test_it_brings_one_picture_after_the_other_until_it_is_stopped(module: dict[
     assert {frame.data for frame in frames} == {RED}
 
 
-def test_a_camera_that_does_not_answer_is_an_oserror_so_that_the_source_is_opened_again(module: dict[str, Any]) -> None:
+def test_a_camera_that_does_not_answer_is_an_oserror_so_that_the_source_is_opened_again(
+    module: dict[str, Any],
+) -> None:
     async def look() -> None:
-        async for _ in module["Snapshot"](module["Settings"](url="http://127.0.0.1:1/")).frames(asyncio.Event()):
+        async for _ in module["Snapshot"](module["Settings"](url="http://127.0.0.1:1/")).frames(
+            asyncio.Event()
+        ):
             pass
 
     with pytest.raises(OSError, match="refused"):

@@ -1,4 +1,6 @@
-"""docs/add-an-encoder.md does what it says: its encoder is put in place, trains, is exported and serves."""
+"""docs/add-an-encoder.md does what it says: its encoder is put in place, trains,
+is exported and serves.
+"""
 
 import importlib
 import re
@@ -36,7 +38,8 @@ def shufflenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
     paths = [*trainer.models.encoders.__path__, str(tmp_path / "encoders")]
     monkeypatch.setattr(trainer.models.encoders, "__path__", paths)
     module = importlib.import_module("trainer.models.encoders.shufflenet")
-    for name, encoder in eval(f"{{{LINE}}}", {"SHUFFLENET": module.SHUFFLENET}).items():  # noqa: S307  (our own page)
+    # Our own page
+    for name, encoder in eval(f"{{{LINE}}}", {"SHUFFLENET": module.SHUFFLENET}).items():  # noqa: S307
         monkeypatch.setitem(catalogue.KNOWN, name, encoder)
         monkeypatch.setitem(catalogue.FEATURES, name, encoder.features)
         monkeypatch.setitem(catalogue.VALUES, name, encoder.values)
@@ -56,10 +59,19 @@ def test_its_first_tensors_follow_from_a_seed_and_are_as_many_as_it_says() -> No
 @pytest.mark.usefixtures("shufflenet")
 def test_it_trains_in_a_federation_and_its_bundle_answers_as_torch_does(tmp_path: Path) -> None:
     images = draw(tmp_path / "images", 20, 1, size=64)
-    request = Request("fedavg", model="shufflenet", weights="none", size=64, rounds=1, training={"local_epochs": 1})
+    request = Request(
+        "fedavg",
+        model="shufflenet",
+        weights="none",
+        size=64,
+        rounds=1,
+        training={"local_epochs": 1},
+    )
     scheme = Scheme("iid", 2, 6, 1, pool="all", test_samples=3)
     simulate_folder(request, [images], {}, scheme, tmp_path / "out", progress.ignore)
-    (written,) = export([tmp_path / "out" / "plant-1" / "model"], tmp_path / "bundles", progress.ignore)
+    (written,) = export(
+        [tmp_path / "out" / "plant-1" / "model"], tmp_path / "bundles", progress.ignore
+    )
     bundle = read_bundle(written.folder)  # whose graph has been compared with torch
     Predictor(bundle).self_test()
     assert tuple(bundle.manifest.classes) == CLASSES

@@ -1,4 +1,6 @@
-"""Commands and settings in README.md, docs/ and the pages of results: each block is parsed by what it is for."""
+"""Commands and settings in README.md, docs/ and the pages of results:
+each block is parsed by what it is for.
+"""
 
 import configparser
 import importlib.util
@@ -25,8 +27,8 @@ PAGES = sorted(
 )
 # What blocks call besides our own commands.
 OTHERS = {
-    "apt-get", "awk", "cat", "cd", "chown", "cp", "curl", "done", "dpkg", "git", "jq", "kill", "mkdir", "mosquitto",
-    "mypy", "pip", "python3",
+    "apt-get", "awk", "cat", "cd", "chown", "cp", "curl", "done", "dpkg", "git", "jq", "kill",
+    "mkdir", "mosquitto", "mypy", "pip", "python3",
     "rm", "ruff", "sleep", "ssh", "systemctl", "tar", "useradd", "wait",
 }  # fmt: skip
 
@@ -51,7 +53,9 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The words of each command, without comments and assignments; a loop's variable has its first value."""
+    """The words of each command, without comments and assignments;
+    a loop's variable has its first value.
+    """
     loop: dict[str, str] = {}
     for line in block.text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -62,13 +66,19 @@ def commands(block: Block) -> Iterator[list[str]]:
                 if command[:1] == ["for"]:
                     loop[f"${command[1]}"] = command[3]
                 elif command:
-                    yield [part for each in command for part in (loop[each].split() if each in loop else [each])]
+                    yield [
+                        part
+                        for each in command
+                        for part in (loop[each].split() if each in loop else [each])
+                    ]
                 command = []
             elif command or (word != "do" and not re.fullmatch(r"[A-Z_]+=.*", word)):
                 command.append(word)
 
 
-def command_of(application: typer.Typer, words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
+def command_of(
+    application: typer.Typer, words: list[str]
+) -> tuple[TyperCommand | TyperGroup, list[str]]:
     """The command that a command line names, and the words behind its name."""
     command = command_tree(application)
     while isinstance(command, TyperGroup) and words:
@@ -88,7 +98,11 @@ def parse(application: typer.Typer, words: list[str]) -> None:
 def unknown_options(application: typer.Typer, words: list[str]) -> set[str]:
     """Options of a command line that its command does not have; values need not be complete."""
     command, given = command_of(application, words)
-    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known = {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     return options(given) - known - {"--help"}
 
 
@@ -108,17 +122,29 @@ def check_module(name: str, words: list[str]) -> None:
 
 
 def check_command(words: list[str]) -> None:
-    program = Path(words[0]).name if words[0].startswith((".venv/bin/", "/opt/edge-node/bin/")) else words[0]
+    program = (
+        Path(words[0]).name
+        if words[0].startswith((".venv/bin/", "/opt/edge-node/bin/"))
+        else words[0]
+    )
     if program == "edge-node":
         parse(app, words[1:])
-    elif program in ("python", "python3") and words[1:2] == ["-m"] and words[2] not in ("venv", "pip"):
+    elif (
+        program in ("python", "python3")
+        and words[1:2] == ["-m"]
+        and words[2] not in ("venv", "pip")
+    ):
         if words[2] == "research":
             parse(research, words[3:])
         else:
             check_module(words[2], words[3:])
     elif program == "make":
-        targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-        assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= targets
+        targets = set(
+            re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+        )
+        assert {
+            word for word in words[1:] if "=" not in word and not word.startswith("-")
+        } <= targets
     else:
         assert program in OTHERS or (REPOSITORY / program).exists(), f"what is {program}?"
 
@@ -126,7 +152,9 @@ def check_command(words: list[str]) -> None:
 COMMANDS = [(block.page, words) for block in blocks("sh") for words in commands(block)]
 
 
-@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {shlex.join(words)}" for page, words in COMMANDS])
+@pytest.mark.parametrize(
+    ("page", "words"), COMMANDS, ids=[f"{page}: {shlex.join(words)}" for page, words in COMMANDS]
+)
 def test_every_command_can_be_typed(page: str, words: list[str]) -> None:
     check_command(words)
 
@@ -151,7 +179,8 @@ INLINE = [
     (page, text)
     for page in PAGES
     for text in re.findall(
-        r"`((?:edge-node [a-z]|python -m (?:research|benchmarks|tests))[^`\n]*)`", (REPOSITORY / page).read_text()
+        r"`((?:edge-node [a-z]|python -m (?:research|benchmarks|tests))[^`\n]*)`",
+        (REPOSITORY / page).read_text(),
     )
 ]
 
@@ -173,21 +202,33 @@ def every_option(application: typer.Typer) -> set[str]:
     found = {"--help"}
     while todo:
         command = todo.pop()
-        found.update(name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))
+        found.update(
+            name
+            for parameter in command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        )
         todo += command.commands.values() if isinstance(command, TyperGroup) else []
     return found
 
 
 def module_options() -> set[str]:
     """Options of what is run by `python -m`: benchmarks, studies, campaigns."""
-    folders = (REPOSITORY / "benchmarks", REPOSITORY / "research" / "studies", REPOSITORY / "tests" / "support")
+    folders = (
+        REPOSITORY / "benchmarks",
+        REPOSITORY / "research" / "studies",
+        REPOSITORY / "tests" / "support",
+    )
     sources = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
-    return {name for source in sources for name in re.findall(r'add_argument\("(--[a-z0-9-]+)"', source)}
+    return {
+        name for source in sources for name in re.findall(r'add_argument\("(--[a-z0-9-]+)"', source)
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_in_a_sentence_is_one_of_some_command(page: str) -> None:
-    prose = re.sub(r"^```.*?^```", "", (REPOSITORY / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(
+        r"^```.*?^```", "", (REPOSITORY / page).read_text(), flags=re.DOTALL | re.MULTILINE
+    )
     named = set(re.findall(r"`(--[a-z][a-z0-9-]*)", prose))
     assert named - every_option(app) - every_option(research) - module_options() == set()
 
@@ -215,6 +256,8 @@ def test_no_block_is_of_a_kind_that_nobody_checks() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_block_is_hidden_from_these_tests_by_being_indented(page: str) -> None:
-    text = re.sub(r"^```\w+\n.*?^```\n", "", (REPOSITORY / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```\w+\n.*?^```\n", "", (REPOSITORY / page).read_text(), flags=re.MULTILINE | re.DOTALL
+    )
     assert "```" not in text
     assert re.findall(r"(?<=\n\n)    .*", text) == []

@@ -1,4 +1,6 @@
-"""Every command of README.md and docs/ is run, in the page's order and in a folder of its own; see pages.toml."""
+"""Every command of README.md and docs/ is run,
+in the page's order and in a folder of its own; see pages.toml.
+"""
 
 import faulthandler
 import os
@@ -25,14 +27,20 @@ class Rules(msgspec.Struct, forbid_unknown_fields=True):
 
     given: str = ""  # commands for what the page's reader has already
     environment: dict[str, str] = {}  # options where the page leaves them open
-    replace: dict[str, str] = {}  # what stands for what on the page; {port} is a free one, {broker} a broker of its own
-    not_run: dict[str, str] = {}  # beginnings of commands, and why they are not run here; "": none of the page's is
+    # what stands for what on the page; {port} is a free one, {broker} a broker of its own
+    replace: dict[str, str] = {}
+    # beginnings of commands, and why they are not run here; "": none of the page's is
+    not_run: dict[str, str] = {}
     quick: bool = False
 
 
-RULES = msgspec.convert(tomllib.loads((Path(__file__).parent / "pages.toml").read_text()), dict[str, Rules])
+RULES = msgspec.convert(
+    tomllib.loads((Path(__file__).parent / "pages.toml").read_text()), dict[str, Rules]
+)
 BLOCKS = {
-    page: re.findall(r"^```(sh|python)\n(.*?)^```", (REPOSITORY / page).read_text(), re.MULTILINE | re.DOTALL)
+    page: re.findall(
+        r"^```(sh|python)\n(.*?)^```", (REPOSITORY / page).read_text(), re.MULTILINE | re.DOTALL
+    )
     for page in PAGES
 }
 RUN = [
@@ -50,7 +58,9 @@ def shortened(block: str, not_run: dict[str, str]) -> str:
 
 
 def begin_anew(block: str, folder: Path) -> None:
-    """Each block with a coordinator is another federation's, unless it goes on from the one before."""
+    """Each block with a coordinator is another federation's,
+    unless it goes on from the one before.
+    """
     begins = [line for line in lines(block) if kind_of(line) in ("coordinate", "vfl coordinate")]
     if begins and "--new" not in begins[0]:
         for state in ("coordinator-state", "vfl-*", "edge-node-*/"):
@@ -61,17 +71,23 @@ def begin_anew(block: str, folder: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_from_its_first_command_to_its_last(page: str, tmp_path: Path) -> None:
-    faulthandler.cancel_dump_traceback_later()  # pytest's, which would end a page that takes five minutes
+    # pytest's, which would end a page that takes five minutes
+    faulthandler.cancel_dump_traceback_later()
     rules = RULES.get(page, Rules())
     port = free_port()
-    reader = Reader(tmp_path, {name: each.replace("{port}", str(port)) for name, each in rules.environment.items()})
+    reader = Reader(
+        tmp_path,
+        {name: each.replace("{port}", str(port)) for name, each in rules.environment.items()},
+    )
     try:
         reader.type(rules.given.replace("{repository}", str(REPOSITORY)))
         for number, (language, block) in enumerate(BLOCKS[page]):
             with start_broker(tmp_path / f"broker-{number}") as broker:
                 text = shortened(block, rules.not_run) if language == "sh" else block
                 for old, new in rules.replace.items():
-                    text = text.replace(old, new.replace("{broker}", broker.url).replace("{port}", str(port)))
+                    text = text.replace(
+                        old, new.replace("{broker}", broker.url).replace("{port}", str(port))
+                    )
                 if language == "sh":
                     begin_anew(text, reader.folder)
                     reader.type(text)
@@ -86,8 +102,14 @@ def test_a_page_runs_from_its_first_command_to_its_last(page: str, tmp_path: Pat
 def test_what_is_said_of_a_page_is_of_something_on_it(page: str) -> None:
     rules, text = RULES[page], "\n".join(block for _, block in BLOCKS[page])
     assert [old for old in rules.replace if old not in text] == []
-    commands = [line for language, block in BLOCKS[page] if language == "sh" for line in lines(block)]
-    assert [start for start in rules.not_run if start and not any(line.startswith(start) for line in commands)] == []
+    commands = [
+        line for language, block in BLOCKS[page] if language == "sh" for line in lines(block)
+    ]
+    assert [
+        start
+        for start in rules.not_run
+        if start and not any(line.startswith(start) for line in commands)
+    ] == []
     named = re.findall(r"tests/[\w/.]+", " ".join(rules.not_run.values()))
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
     assert all(len(reason) > 10 for reason in rules.not_run.values())
@@ -110,13 +132,17 @@ def test_nothing_is_left_of_a_page_that_fails(tmp_path: Path) -> None:
     pid = int((reader.folder / "pid").read_text())
     os.kill(pid, 0)
     reader.leave()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
+    wait_until(
+        lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    )
 
 
 TABLES = [
     (page, text)
     for page in ("docs/line.md", "docs/install.md", "docs/security.md")
-    for text in re.findall(r"^```toml\n(.*?)^```", (REPOSITORY / page).read_text(), re.MULTILINE | re.DOTALL)
+    for text in re.findall(
+        r"^```toml\n(.*?)^```", (REPOSITORY / page).read_text(), re.MULTILINE | re.DOTALL
+    )
 ]
 
 

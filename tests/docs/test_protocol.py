@@ -31,7 +31,12 @@ from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
 from tests.support.ports import accepts_connections, free_port
 from tests.support.waiting import wait_until
-from trainer.federation.server.aggregation import FixedPointSum, Influence, clipped_mean, measure_updates
+from trainer.federation.server.aggregation import (
+    FixedPointSum,
+    Influence,
+    clipped_mean,
+    measure_updates,
+)
 from trainer.federation.server.robust_rules import InMemory
 
 PAGE = (REPOSITORY / "docs" / "protocol.md").read_text()
@@ -57,12 +62,16 @@ def template(topic: Callable[..., str]) -> str:
 )
 def test_every_topic_is_on_the_page(topic: Callable[..., str]) -> None:
     assert re.search(
-        rf"^\| `{topic.__name__}` +\| `{re.escape(template(topic))}` +\|", SECTIONS["Topics"], re.MULTILINE
+        rf"^\| `{topic.__name__}` +\| `{re.escape(template(topic))}` +\|",
+        SECTIONS["Topics"],
+        re.MULTILINE,
     )
 
 
 def default(field: msgspec.structs.FieldInfo) -> object:
-    made: object = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    made: object = (
+        field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    )
     return made
 
 
@@ -81,10 +90,14 @@ def default(field: msgspec.structs.FieldInfo) -> object:
     ids=lambda kind: kind.__name__,
 )
 def test_every_field_and_its_default_are_on_the_page(kind: type[msgspec.Struct]) -> None:
-    described = dict(re.findall(r"^\| `(\w+)` +\| [^|]+ \| (.+?) +\|", SECTIONS[kind.__name__], re.MULTILINE))
+    described = dict(
+        re.findall(r"^\| `(\w+)` +\| [^|]+ \| (.+?) +\|", SECTIONS[kind.__name__], re.MULTILINE)
+    )
     fields = msgspec.structs.fields(kind)
     assert described == {
-        field.encode_name: "–" if field.required else f"`{json.dumps(msgspec.to_builtins(default(field)))}`"
+        field.encode_name: "–"
+        if field.required
+        else f"`{json.dumps(msgspec.to_builtins(default(field)))}`"
         for field in fields
     }
 
@@ -95,10 +108,14 @@ def test_every_field_and_its_default_are_on_the_page(kind: type[msgspec.Struct])
     + [(kind, "Verdicts of a line") for kind in (Verdict, Failure, Notice)]
     + [(kind, kind.__name__) for kind in vfl_messages.VflMessage.__args__],
 )
-def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Struct], section: str) -> None:
+def test_every_message_has_an_example_with_all_its_fields(
+    kind: type[msgspec.Struct], section: str
+) -> None:
     examples = re.findall(r"```json\n(.+?)```", SECTIONS[section], re.DOTALL)
     (example,) = [example for example in examples if json.loads(example)["type"] == kind.__name__]
-    assert json.loads(msgspec.json.encode(msgspec.json.decode(example, type=kind))) == json.loads(example)
+    assert json.loads(msgspec.json.encode(msgspec.json.decode(example, type=kind))) == json.loads(
+        example
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +129,10 @@ def test_every_message_has_an_example_with_all_its_fields(kind: type[msgspec.Str
         ("window of outstanding chunks", [download.WINDOW]),
         ("blobs that are fetched at a time", [blob_transfer.MAX_DOWNLOADS]),
         ("chunks that wait at a holder", [send_queue.MAX_QUEUED]),
-        ("silence before asking again", [download.MIN_TIMEOUT, download.MAX_RETRY_INTERVAL, download.MAX_TIMEOUT]),
+        (
+            "silence before asking again",
+            [download.MIN_TIMEOUT, download.MAX_RETRY_INTERVAL, download.MAX_TIMEOUT],
+        ),
         ("session kept by the broker", [mqtt_client.SESSION_EXPIRY]),
         ("QoS 1 messages that wait", [mqtt_client.QUEUED_PUBLISHES]),
     ],
@@ -131,10 +151,17 @@ def test_the_access_list_is_that_of_the_code() -> None:
 
 def scale(nodes: int, initial: np.ndarray) -> int:
     """The page's scale of a tensor."""
-    return 62 - math.ceil(math.log2(nodes)) - 12 - math.ceil(math.log2(max(np.abs(initial).max(), 0.25)))
+    return (
+        62
+        - math.ceil(math.log2(nodes))
+        - 12
+        - math.ceil(math.log2(max(np.abs(initial).max(), 0.25)))
+    )
 
 
-def mean(scales: dict[str, int], contributions: list[tuple[float, Tensors]], cap: float) -> dict[str, bytes]:
+def mean(
+    scales: dict[str, int], contributions: list[tuple[float, Tensors]], cap: float
+) -> dict[str, bytes]:
     """The page's exact mean, as bytes by tensor."""
     weights = [max(1, round(weight / cap * 2**24)) for weight, _ in contributions]
     found = {}
@@ -143,7 +170,9 @@ def mean(scales: dict[str, int], contributions: list[tuple[float, Tensors]], cap
             np.rint(values[name].astype(np.float64) * weight * 2.0 ** (s - 24)).astype(np.int64)
             for weight, (_, values) in zip(weights, contributions, strict=True)
         )
-        found[name] = np.float32(np.float64(total) / float(sum(weights)) * 2.0 ** (24 - s)).tobytes()
+        found[name] = np.float32(
+            np.float64(total) / float(sum(weights)) * 2.0 ** (24 - s)
+        ).tobytes()
     return found
 
 
@@ -170,11 +199,20 @@ def test_the_exact_mean_is_the_pages(seed: int) -> None:
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7])
 def test_the_clipped_mean_is_the_pages(nodes: int) -> None:
     generator = np.random.default_rng(nodes)
-    cap, broadcast = 1.3, {"a": generator.normal(size=(20, 5)).astype(np.float32), "b": np.float32(generator.normal())}
+    cap, broadcast = (
+        1.3,
+        {
+            "a": generator.normal(size=(20, 5)).astype(np.float32),
+            "b": np.float32(generator.normal()),
+        },
+    )
     contributions = [
         (
             float(generator.uniform(1e-3, cap)),
-            {name: np.asarray(b + generator.normal(0, 0.1, b.shape), np.float32) for name, b in broadcast.items()},
+            {
+                name: np.asarray(b + generator.normal(0, 0.1, b.shape), np.float32)
+                for name, b in broadcast.items()
+            },
         )
         for _ in range(nodes)
     ]
@@ -185,8 +223,13 @@ def test_the_clipped_mean_is_the_pages(nodes: int) -> None:
     counted = contributions
     if nodes > 2:
         w = np.median([weight for weight, _ in contributions])
-        norms = {n: [norm(x[n].astype(np.float64) - b) for _, x in contributions] for n, b in broadcast.items()}
-        p = [{n: min(1, np.median(norms[n]) / norms[n][k]) for n in broadcast} for k in range(nodes)]
+        norms = {
+            n: [norm(x[n].astype(np.float64) - b) for _, x in contributions]
+            for n, b in broadcast.items()
+        }
+        p = [
+            {n: min(1, np.median(norms[n]) / norms[n][k]) for n in broadcast} for k in range(nodes)
+        ]
         counted = [
             (
                 min(weight, float(w)),
@@ -200,13 +243,17 @@ def test_the_clipped_mean_is_the_pages(nodes: int) -> None:
             for k, (weight, x) in enumerate(contributions)
         ]
     scales = {name: scale(nodes, value) for name, value in broadcast.items()}
-    sums = FixedPointSum({n: messages.TensorSpec(b.shape, scales[n]) for n, b in broadcast.items()}, nodes, cap)
+    sums = FixedPointSum(
+        {n: messages.TensorSpec(b.shape, scales[n]) for n, b in broadcast.items()}, nodes, cap
+    )
     sources = {f"node-{k}": InMemory(tensors) for k, (_, tensors) in enumerate(contributions)}
     influences = {
         f"node-{k}": Influence(weight, measure_updates(tensors.items(), broadcast))
         for k, (weight, tensors) in enumerate(contributions)
     }
-    assert as_bytes(clipped_mean(sums, sources, influences, broadcast)[0]) == mean(scales, counted, cap)
+    assert as_bytes(clipped_mean(sums, sources, influences, broadcast)[0]) == mean(
+        scales, counted, cap
+    )
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5])
@@ -238,9 +285,9 @@ class Observer:
 
     def _note(self, _client: object, _data: object, message: mqtt.MQTTMessage) -> None:
         if "/chunks/" in message.topic:
-            self.chunks[message.topic.split("/")[-2]][int.from_bytes(message.payload[:4], "big")] = bytes(
-                message.payload[4:]
-            )
+            self.chunks[message.topic.split("/")[-2]][
+                int.from_bytes(message.payload[:4], "big")
+            ] = bytes(message.payload[4:])
         else:
             self._heard.put({"topic": message.topic, **json.loads(message.payload)})
 
@@ -253,7 +300,11 @@ class Observer:
 
     def contributions(self, round_: int) -> list[tuple[float, Tensors]]:
         """Weight and tensors of each contribution to a round."""
-        made = {m["topic"]: m for m in self.messages if m["type"] == "Contribution" and m["round"] == round_}
+        made = {
+            m["topic"]: m
+            for m in self.messages
+            if m["type"] == "Contribution" and m["round"] == round_
+        }
         return [(m["weight"], self.blob(m["blob"])) for m in made.values()]
 
     def blob(self, manifest: dict[str, Any]) -> Tensors:
@@ -264,15 +315,24 @@ class Observer:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[int]:
-    """The port of a mosquitto with the page's access list, and an observer who may read everything."""
+    """The port of a mosquitto with the page's access list,
+    and an observer who may read everything.
+    """
     (access,) = re.findall(r"```acl\n(.+?)```", SECTIONS["Topics"], re.DOTALL)
     (tmp_path / "acl").write_text(f"{access}\nuser observer\ntopic read edge-node/#\n")
     port = free_port()
     configuration = Template(
         (Path(broker_config.__file__).parent / "broker" / "mosquitto" / "embedded.conf").read_text()
     )
-    fields = {"host": "127.0.0.1", "port": port, "max_packet": 128 * 1024, "log": tmp_path / "broker.log"}
-    (tmp_path / "conf").write_text(configuration.substitute(fields) + f"\nacl_file {tmp_path / 'acl'}\n")
+    fields = {
+        "host": "127.0.0.1",
+        "port": port,
+        "max_packet": 128 * 1024,
+        "log": tmp_path / "broker.log",
+    }
+    (tmp_path / "conf").write_text(
+        configuration.substitute(fields) + f"\nacl_file {tmp_path / 'acl'}\n"
+    )
     broker = subprocess.Popen([str(find_mosquitto()), "-c", str(tmp_path / "conf")])
     try:
         wait_until(lambda: accepts_connections(port), said=lambda: "mosquitto does not start")
@@ -283,25 +343,52 @@ def guarded(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: int, tmp_path: Path) -> None:
-    """Beside a real node, behind the page's access list, with MQTT 5 and then 3.1.1; and the means are the page's."""
+def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(
+    guarded: int, tmp_path: Path
+) -> None:
+    """Beside a real node, behind the page's access list, with MQTT 5 and then 3.1.1;
+    and the means are the page's.
+    """
     observer = Observer(guarded)
     images = draw(tmp_path / "images", 10, 0)
     processes = [
         start(
-            "coordinate", f"mqtt://coordinator@127.0.0.1:{guarded}", "--classes", ",".join(CLASSES), "--nodes", 2,
-            *FEDERATION, "--method", "fedavg", "--codec", "none",
-            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log", module="tests.support.small_chunks",
+            "coordinate",
+            f"mqtt://coordinator@127.0.0.1:{guarded}",
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            *FEDERATION,
+            "--method",
+            "fedavg",
+            "--codec",
+            "none",
+            "--state",
+            tmp_path / "coordinator",
+            log=tmp_path / "coordinator.log",
+            module="tests.support.small_chunks",
         ),
         start(
-            "join", f"mqtt://plant-a@127.0.0.1:{guarded}", "--name", "plant-a", "--data", images,
-            "--state", tmp_path / "plant-a", log=tmp_path / "plant-a.log",
+            "join",
+            f"mqtt://plant-a@127.0.0.1:{guarded}",
+            "--name",
+            "plant-a",
+            "--data",
+            images,
+            "--state",
+            tmp_path / "plant-a",
+            log=tmp_path / "plant-a.log",
         ),
-    ]  # fmt: skip
+    ]
     try:
-        ForeignNode(guarded, "foreign", MQTTProtocolVersion.MQTTv5, weight=20, shift=0.01).run(dies_in=2)
+        ForeignNode(guarded, "foreign", MQTTProtocolVersion.MQTTv5, weight=20, shift=0.01).run(
+            dies_in=2
+        )
         observer.wait_for(topic="edge-node/v1/default/nodes/foreign/presence", online=False)
-        result = ForeignNode(guarded, "foreign", MQTTProtocolVersion.MQTTv311, weight=3, shift=-0.5).run()
+        result = ForeignNode(
+            guarded, "foreign", MQTTProtocolVersion.MQTTv311, weight=3, shift=-0.5
+        ).run()
         assert [process.wait(60) for process in processes] == [0, 0]
         observer.wait_for(topic="edge-node/v1/default/nodes/coordinator/presence", online=False)
     finally:
@@ -310,18 +397,29 @@ def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: in
     spec = next(message for message in observer.messages if message["type"] == "Spec")
     scales = {name: tensor["scale"] for name, tensor in spec["tensors"].items()}
     states = [message for message in observer.messages if message["type"] == "RoundState"]
-    broadcasts = {state["round"]: state["broadcast"] for state in states if state["status"] == "open"}
+    broadcasts = {
+        state["round"]: state["broadcast"] for state in states if state["status"] == "open"
+    }
     assert scales == {name: scale(2, value) for name, value in observer.blob(broadcasts[1]).items()}
     assert [len(observer.contributions(round_)) for round_ in (1, 2)] == [2, 2]
-    assert as_bytes(observer.blob(broadcasts[2])) == mean(scales, observer.contributions(1), cap=4096)
+    assert as_bytes(observer.blob(broadcasts[2])) == mean(
+        scales, observer.contributions(1), cap=4096
+    )
     final = load_file(tmp_path / "coordinator" / "global.safetensors")
     assert as_bytes(final) == mean(scales, observer.contributions(2), cap=4096) == as_bytes(result)
     assert {m["type"] for m in observer.messages if "/nodes/plant-a/" in m["topic"]} == {
-        "Presence", "Hello", "Welcome", "Contribution", "Accepted", "Finished"
-    }  # fmt: skip
+        "Presence",
+        "Hello",
+        "Welcome",
+        "Contribution",
+        "Accepted",
+        "Finished",
+    }
 
 
-@pytest.mark.parametrize(("user", "reads"), [("coordinator", True), ("monitor", True), ("plant-a", False)])
+@pytest.mark.parametrize(
+    ("user", "reads"), [("coordinator", True), ("monitor", True), ("plant-a", False)]
+)
 def test_how_the_nodes_are_doing_is_for_the_coordinator_and_a_monitor_only(
     user: str, reads: bool, guarded: int
 ) -> None:

@@ -1,4 +1,6 @@
-"""docs/security.md: each claim names a test that there is, and what it says of files and parameters is so."""
+"""docs/security.md: each claim names a test that there is,
+and what it says of files and parameters is so.
+"""
 
 import ast
 import re
@@ -14,13 +16,21 @@ NAMED = re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", PAGE)
 
 def defined_in(file: str) -> set[str]:
     tree = ast.parse((REPOSITORY / "tests" / file).read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 def test_every_row_of_the_threat_model_names_its_tests() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| **")]
     assert len(rows) > 15
-    assert [row[:40] for row in rows if len(re.split(r" \| ", row)) != 5 or "::" not in row.rpartition(" | ")[2]] == []
+    assert [
+        row[:40]
+        for row in rows
+        if len(re.split(r" \| ", row)) != 5 or "::" not in row.rpartition(" | ")[2]
+    ] == []
     assert len(NAMED) == PAGE.count("::")
 
 
@@ -32,7 +42,9 @@ def test_every_test_that_is_named_exists(file: str) -> None:
 def test_the_files_that_it_speaks_of_exist() -> None:
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", PAGE):
         assert (REPOSITORY / "docs" / link).exists(), link
-    for path in re.findall(r"`((?:trainer|benchmarks|docs|edge|broker_config)/[\w/.]+\.\w+)`", PAGE):
+    for path in re.findall(
+        r"`((?:trainer|benchmarks|docs|edge|broker_config)/[\w/.]+\.\w+)`", PAGE
+    ):
         assert (REPOSITORY / path).exists(), path
     assert "(docs/security.md)" in (REPOSITORY / "SECURITY.md").read_text()
     assert "(docs/security.md)" in (REPOSITORY / "README.md").read_text()

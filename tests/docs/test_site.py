@@ -26,7 +26,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_diagram_is_drawn_without_another_host(site: Path, name: str, theme: Any) -> None:
     with browse(color_scheme=theme) as page:
         page.open((site / f"{name}.html").as_uri())
-        page.tab.wait_for_selector("div.mermaid")  # the theme's, with the picture in a closed shadow tree
+        # the theme's, with the picture in a closed shadow tree
+        page.tab.wait_for_selector("div.mermaid")
         assert page.tab.locator("div.mermaid").bounding_box()["height"] > 100
         assert [url for url in page.requests if not url.startswith("file:")] == []
         assert page.problems == []

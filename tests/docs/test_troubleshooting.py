@@ -1,4 +1,6 @@
-"""docs/troubleshooting.md has messages that there are, and links that lead somewhere; every error has a remedy."""
+"""docs/troubleshooting.md has messages that there are, and links that lead somewhere;
+every error has a remedy.
+"""
 
 import ast
 import re
@@ -27,7 +29,10 @@ def test_every_entry_is_of_a_message_that_there_is() -> None:
         for node in constants
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
-    parts = {template: re.split(r"\{[^}]*\}", template) for template, _ in ENTRY.findall(PAGE.read_text())}
+    parts = {
+        template: re.split(r"\{[^}]*\}", template)
+        for template, _ in ENTRY.findall(PAGE.read_text())
+    }
     longest = {template: max(each, key=len).strip() for template, each in parts.items()}
     assert [template for template, part in longest.items() if part not in said] == []
 
@@ -52,7 +57,9 @@ def test_each_section_is_found_by_its_command() -> None:
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     linked = re.findall(r"\[([^]]+)\]\(#([^)]+)\)", page.partition("\n## ")[0])
     assert sorted(name for name, _ in linked) == sorted(headings)
-    assert all(anchor == re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name, anchor in linked)
+    assert all(
+        anchor == re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name, anchor in linked
+    )
 
 
 def test_the_exit_codes_are_those_of_the_table() -> None:

@@ -24,7 +24,11 @@ def surfaces(folder: Path, count: int, seed: int, *, flawed: bool = False) -> Pa
     random = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     for number in range(count):
-        grain = random.normal(0, 12, (SIZE, 1)) + random.normal(0, 4, (SIZE, SIZE)) + random.normal(130, 4)
+        grain = (
+            random.normal(0, 12, (SIZE, 1))
+            + random.normal(0, 4, (SIZE, SIZE))
+            + random.normal(130, 4)
+        )
         if flawed:
             grain[FLAW] = 90 + random.normal(0, 12, (32, 24))
         Image.fromarray(grain.clip(0, 255).astype(np.uint8)).save(folder / f"{number:03d}.png")
@@ -34,25 +38,38 @@ def surfaces(folder: Path, count: int, seed: int, *, flawed: bool = False) -> Pa
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("surfaces")
-    for name, count, seed, flawed in (("good", 24, 1, False), ("new", 20, 2, False), ("flawed", 20, 3, True)):
+    for name, count, seed, flawed in (
+        ("good", 24, 1, False),
+        ("new", 20, 2, False),
+        ("flawed", 20, 3, True),
+    ):
         surfaces(folder / name, count, seed, flawed=flawed)
     return folder
 
 
 @pytest.fixture(scope="module")
 def report(images: Path) -> AnomalyReport:
-    return export_anomaly_detector(images / "good", images / "flawed", images / "bundles" / "line-7", SIZE)
+    return export_anomaly_detector(
+        images / "good", images / "flawed", images / "bundles" / "line-7", SIZE
+    )
 
 
 def load(folder: Path) -> np.ndarray:
-    return np.stack([np.asarray(Image.open(path).convert("RGB")) for path in sorted(folder.iterdir())])
+    return np.stack(
+        [np.asarray(Image.open(path).convert("RGB")) for path in sorted(folder.iterdir())]
+    )
 
 
 @pytest.mark.slow
-def test_it_tells_good_images_that_it_has_not_seen_from_flawed_ones(images: Path, report: AnomalyReport) -> None:
+def test_it_tells_good_images_that_it_has_not_seen_from_flawed_ones(
+    images: Path, report: AnomalyReport
+) -> None:
     predictor = Predictor(read_bundle(Path(report.bundle)))
     predictor.self_test()
-    strange = [(predictor.run(load(images / name)).probabilities[:, 1] > 0.5).mean() for name in ("new", "flawed")]
+    strange = [
+        (predictor.run(load(images / name)).probabilities[:, 1] > 0.5).mean()
+        for name in ("new", "flawed")
+    ]
     assert strange[0] <= 0.1
     assert strange[1] >= 0.9
 
@@ -68,7 +85,9 @@ def test_its_map_shows_where(images: Path, report: AnomalyReport) -> None:
 
 
 @pytest.mark.slow
-def test_what_it_says_of_itself_is_measured_on_images_that_it_was_not_made_of(report: AnomalyReport) -> None:
+def test_what_it_says_of_itself_is_measured_on_images_that_it_was_not_made_of(
+    report: AnomalyReport,
+) -> None:
     assert report.images == report.false_rejects.images == 24
     assert report.found is not None
     assert report.auroc is not None
@@ -81,7 +100,9 @@ def test_what_it_says_of_itself_is_measured_on_images_that_it_was_not_made_of(re
 def test_the_line_serves_it_without_any_settings(images: Path, report: AnomalyReport) -> None:
     with daemon(Path(report.bundle)) as line:
         for name, defect in (("new", False), ("flawed", True)):
-            verdict = line.client.post("/classify", content=(images / name / "005.png").read_bytes()).json()
+            verdict = line.client.post(
+                "/classify", content=(images / name / "005.png").read_bytes()
+            ).json()
             assert verdict["defect"] is defect
             assert verdict["label"] == (ANOMALY if defect else "no_defect")
         picture: httpx.Response = line.client.post(

@@ -25,7 +25,15 @@ from export.parity import open_session
 from export.quantisation import quantise
 from tests.support.federation_keys import FederationKeys
 from tests.support.method_cases import ON_ANY_MODEL
-from tests.support.personal_models import METRICS, SMALL, made, normalised, pictures, signed_fields, torch_probabilities
+from tests.support.personal_models import (
+    METRICS,
+    SMALL,
+    made,
+    normalised,
+    pictures,
+    signed_fields,
+    torch_probabilities,
+)
 from trainer import progress
 from trainer.federation.server.spec import Request
 from trainer.models.fusion import infer_fusion, mix
@@ -50,7 +58,8 @@ def export_all(models: list[PersonalModel], folder: Path) -> Run:
     said: list[str] = []
 
     def report(event: progress.AnyEvent) -> None:
-        if not isinstance(event, progress.Note):  # that nothing was held out: tests/export/test_held_out.py
+        # that nothing was held out: tests/export/test_held_out.py
+        if not isinstance(event, progress.Note):
             said.append(progress.format_event(event))
 
     exported = export(list(sources.values()), folder / "bundles", report)
@@ -60,7 +69,10 @@ def export_all(models: list[PersonalModel], folder: Path) -> Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two fused models and two plain ones."""
-    models = [made(SMALL, f"plant-{seed}", "fedavg" if seed > 2 else "afedcl", seed) for seed in (1, 2, 3, 4)]
+    models = [
+        made(SMALL, f"plant-{seed}", "fedavg" if seed > 2 else "afedcl", seed)
+        for seed in (1, 2, 3, 4)
+    ]
     return export_all(models, tmp_path_factory.mktemp("export"))
 
 
@@ -69,9 +81,23 @@ NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant
 
 @pytest.mark.slow
 def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
-    assert ["fusion" in model.tensors for model in run.models.values()] == [True, True, False, False]
+    assert ["fusion" in model.tensors for model in run.models.values()] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     kinds = [line.split()[0] for line in run.said]
-    assert kinds == ["tracing", "checking", "wrote", "wrote", "tracing", "checking", "wrote", "wrote"]
+    assert kinds == [
+        "tracing",
+        "checking",
+        "wrote",
+        "wrote",
+        "tracing",
+        "checking",
+        "wrote",
+        "wrote",
+    ]
     assert "small for 3 classes" in run.said[0]
 
 
@@ -81,7 +107,17 @@ def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: s
     manifest = bundle_format.read_bundle(written.folder).manifest
     metadata = run.models[node].metadata
     assert written.folder.name == node
-    for name in ("federation", "run", "node", "method", "model", "round", "classes", "trained", "metrics"):
+    for name in (
+        "federation",
+        "run",
+        "node",
+        "method",
+        "model",
+        "round",
+        "classes",
+        "trained",
+        "metrics",
+    ):
         assert getattr(manifest, name) == getattr(metadata, name)
     assert manifest.input.size == 32
     assert manifest.id == f"{node}@4"
@@ -94,23 +130,32 @@ def test_a_bundle_passes_its_own_self_test(run: Run, node: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @NODES
-def test_a_bundles_probabilities_are_torchs_for_every_batch_size(run: Run, node: str, count: int) -> None:
+def test_a_bundles_probabilities_are_torchs_for_every_batch_size(
+    run: Run, node: str, count: int
+) -> None:
     images = pictures(32, count)
-    found = Predictor(bundle_format.read_bundle(run.exported[0].folder.with_name(node))).run(images).probabilities
+    found = (
+        Predictor(bundle_format.read_bundle(run.exported[0].folder.with_name(node)))
+        .run(images)
+        .probabilities
+    )
     assert np.abs(found - torch_probabilities(run.models[node], images)).max() < 1e-5
 
 
 def test_each_bundle_holds_its_own_nodes_values(run: Run) -> None:
     images = pictures(32, 5)
     answers = [
-        Predictor(bundle_format.read_bundle(written.folder)).run(images).probabilities for written in run.exported
+        Predictor(bundle_format.read_bundle(written.folder)).run(images).probabilities
+        for written in run.exported
     ]
     for number, one in enumerate(answers):
         assert all(np.abs(one - other).max() > 0.05 for other in answers[number + 1 :])
 
 
 def test_the_difference_that_is_reported_is_small_and_said(run: Run) -> None:
-    for written, line in zip(run.exported, [line for line in run.said if line.startswith("wrote")], strict=True):
+    for written, line in zip(
+        run.exported, [line for line in run.said if line.startswith("wrote")], strict=True
+    ):
         assert 0 <= written.difference < 1e-5
         assert str(written.folder) in line
         assert f"{written.difference:.1e}" in line
@@ -119,14 +164,18 @@ def test_the_difference_that_is_reported_is_small_and_said(run: Run) -> None:
 @pytest.fixture(scope="module")
 def of_all_methods(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A model of each method, at a node of the same name."""
-    return export_all([made(SMALL, name, name, 4) for name in ON_ANY_MODEL], tmp_path_factory.mktemp("methods"))
+    return export_all(
+        [made(SMALL, name, name, 4) for name in ON_ANY_MODEL], tmp_path_factory.mktemp("methods")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, method: str) -> None:
     images = pictures(32, 5)
-    predictor = Predictor(bundle_format.read_bundle(of_all_methods.exported[0].folder.with_name(method)))
+    predictor = Predictor(
+        bundle_format.read_bundle(of_all_methods.exported[0].folder.with_name(method))
+    )
     predictor.self_test()
     found = predictor.run(images).probabilities
     assert np.abs(found - torch_probabilities(of_all_methods.models[method], images)).max() < 1e-5
@@ -135,24 +184,35 @@ def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, meth
 
 @pytest.mark.slow
 def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) -> None:
-    """One encoder, one whose features are normalised (gaussian), two fused (AFedCL), two joined (FENDA)."""
+    """One encoder, one whose features are normalised (gaussian), two fused (AFedCL),
+    two joined (FENDA).
+    """
     assert sum(line.startswith("tracing") for line in of_all_methods.said) == 4
 
 
 # What the line sees besides
 
 
-def asked(predictor: Predictor, model: PersonalModel, images: np.ndarray) -> tuple[Outputs, dict[str, np.ndarray]]:
-    """All outputs, and what torch says: features and logits of the whole, and of each encoder with its own weights."""
+def asked(
+    predictor: Predictor, model: PersonalModel, images: np.ndarray
+) -> tuple[Outputs, dict[str, np.ndarray]]:
+    """All outputs, and what torch says: features and logits of the whole,
+    and of each encoder with its own weights.
+    """
     metadata, tensors = model.metadata, model.tensors
     mean, std = torch.tensor(metadata.preprocessing.mean), torch.tensor(metadata.preprocessing.std)
     pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
     network = Network(metadata.model, len(metadata.classes))
     with torch.no_grad():
-        told = {"features": network.features(tensors, pixels), "logits": network.predict(tensors, pixels)}
+        told = {
+            "features": network.features(tensors, pixels),
+            "logits": network.predict(tensors, pixels),
+        }
         for name in predictor.manifest.encoders:
             told[name] = network.encode(tensors, pixels, prefix={"own": "encoder"}.get(name, name))
-    return predictor.run(images, ("opinions", "features", "maps")), {name: each.numpy() for name, each in told.items()}
+    return predictor.run(images, ("opinions", "features", "maps")), {
+        name: each.numpy() for name, each in told.items()
+    }
 
 
 def served(run: Run, node: str) -> Predictor:
@@ -205,11 +265,16 @@ def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) 
 # Mixed with what the node has trained alone
 
 
-MIXED = {"fedavg": ("own", "alone"), "afedcl": ("received", "own", "alone"), "normalised": ("own", "alone")}
+MIXED = {
+    "fedavg": ("own", "alone"),
+    "afedcl": ("received", "own", "alone"),
+    "normalised": ("own", "alone"),
+}
 
 
 def mixed(method: str, request: Request = SMALL) -> PersonalModel:
-    """The mean of a method's model and one that was trained alone, for a node that was taught two of three classes.
+    """The mean of a method's model and one that was trained alone,
+    for a node that was taught two of three classes.
 
     `normalised`: the features of the one that was trained with others are.
     """
@@ -231,7 +296,11 @@ def of_mixed_models(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_logits(
     of_mixed_models: Run, method: str
 ) -> None:
-    model, images, predictor = of_mixed_models.models[method], pictures(32, 5), served(of_mixed_models, method)
+    model, images, predictor = (
+        of_mixed_models.models[method],
+        pictures(32, 5),
+        served(of_mixed_models, method),
+    )
     predictor.self_test()
     assert predictor.manifest.encoders == MIXED[method]
     found, told = asked(predictor, model, images)
@@ -246,17 +315,25 @@ def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_log
 def test_batch_normalisation_is_folded_into_the_encoders_of_a_mixed_model(method: str) -> None:
     model = mixed(method, Request(model="mobilenet_v2", weights="surface", size=64, rounds=4))
     metadata = model.metadata
-    architecture = Architecture("mobilenet_v2", 3, infer_fusion(model.tensors), metadata.preprocessing)
+    architecture = Architecture(
+        "mobilenet_v2", 3, infer_fusion(model.tensors), metadata.preprocessing
+    )
     images = pictures(64, 3)
     with torch.no_grad():
-        found, _, features, maps = build_module(architecture, model.tensors, Path("model"))(torch.from_numpy(images))
+        found, _, features, maps = build_module(architecture, model.tensors, Path("model"))(
+            torch.from_numpy(images)
+        )
     assert np.abs(found.numpy() - torch_probabilities(model, images)).max() < 1e-4
     logits = features @ model.tensors["classifier.weight"].T
-    assert torch.allclose(maps.mean((3, 4)).sum(1), logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
+    assert torch.allclose(
+        maps.mean((3, 4)).sum(1), logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max())
+    )
 
 
 @pytest.mark.slow
-def test_where_features_are_normalised_an_encoders_opinion_is_the_classifiers_on_them(of_mixed_models: Run) -> None:
+def test_where_features_are_normalised_an_encoders_opinion_is_the_classifiers_on_them(
+    of_mixed_models: Run,
+) -> None:
     model, images, predictor = (
         of_mixed_models.models["normalised"],
         pictures(32, 5),
@@ -274,7 +351,9 @@ def test_where_features_are_normalised_an_encoders_opinion_is_the_classifiers_on
 
 
 @pytest.mark.slow
-def test_in_int8_normalisation_stays_exact_and_maps_still_add_up_to_the_logits(of_mixed_models: Run) -> None:
+def test_in_int8_normalisation_stays_exact_and_maps_still_add_up_to_the_logits(
+    of_mixed_models: Run,
+) -> None:
     model, images = of_mixed_models.models["normalised"], pictures(32, 24)
     exact = (of_mixed_models.exported[0].folder.with_name("normalised") / "model.onnx").read_bytes()
     faster = quantise(exact, images[:16])
@@ -308,9 +387,12 @@ def corrupted(folder: Path) -> bytes:
     return content
 
 
-def test_a_graph_with_one_wrong_value_is_not_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_with_one_wrong_value_is_not_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = corrupted(run.exported[0].folder)
-    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
+    # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)
     monkeypatch.setattr(exporting, "fill_values", lambda graph, module: wrong)
     source = run.sources["plant-1"]
     with pytest.raises(ParityError, match="differs from torch by") as caught:
@@ -320,14 +402,18 @@ def test_a_graph_with_one_wrong_value_is_not_written(run: Run, tmp_path: Path, m
     assert not (tmp_path / "bundles").exists()
 
 
-def test_a_folder_without_a_personal_model_is_named_before_anything_is_traced(run: Run, tmp_path: Path) -> None:
+def test_a_folder_without_a_personal_model_is_named_before_anything_is_traced(
+    run: Run, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="no personal model") as caught:
         export([run.sources["plant-1"], tmp_path / "elsewhere"], tmp_path / "bundles", says_nothing)
     assert str(tmp_path / "elsewhere") in caught.value.what
     assert "edge-node join" in caught.value.remedy
 
 
-def test_two_models_of_one_node_are_refused_before_anything_is_traced(run: Run, tmp_path: Path) -> None:
+def test_two_models_of_one_node_are_refused_before_anything_is_traced(
+    run: Run, tmp_path: Path
+) -> None:
     source = run.sources["plant-1"]
     with pytest.raises(UsageError, match="2 of the models are of node plant-1") as caught:
         export([source, run.sources["plant-2"], source], tmp_path / "bundles", says_nothing)
@@ -348,12 +434,16 @@ def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
     assert str(tmp_path / "model") in caught.value.what
 
 
-def test_a_model_whose_training_diverged_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_training_diverged_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metadata, tensors, *_ = run.models["plant-3"]
     personal_model.save(
-        PersonalModel(metadata, {**tensors, "classifier.bias": torch.full((3,), torch.nan)}), tmp_path / "model"
+        PersonalModel(metadata, {**tensors, "classifier.bias": torch.full((3,), torch.nan)}),
+        tmp_path / "model",
     )
-    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # would take seconds, and is not needed
+    # would take seconds, and is not needed
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)
     monkeypatch.setattr(exporting, "fill_values", lambda graph, module: b"")
     with pytest.raises(UsageError, match="has diverged") as caught:
         export([tmp_path / "model"], tmp_path / "bundles", progress.ignore)
@@ -368,17 +458,24 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signers = FederationKeys("steel")
-    model = signed_fields(signers, run.models["plant-1"], record=RecordHead(entries=3, digest="e" * 64))
+    model = signed_fields(
+        signers, run.models["plant-1"], record=RecordHead(entries=3, digest="e" * 64)
+    )
     judged = [
-        HeldOutPrediction(path="/gone/secret.png", digest="0" * 64, label=label, verdict="crazing", confidence=0.9)
+        HeldOutPrediction(
+            path="/gone/secret.png", digest="0" * 64, label=label, verdict="crazing", confidence=0.9
+        )
         for label in ("crazing", "crazing", "patches")
     ]
     personal_model.save(model._replace(predictions=tuple(judged)), tmp_path / "model")
     graph = (run.exported[0].folder / "model.onnx").read_bytes()
-    monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # takes seconds, and was done for `run`
+    # takes seconds, and was done for `run`
+    monkeypatch.setattr(exporting, "trace", lambda module, size: None)
     monkeypatch.setattr(exporting, "fill_values", lambda _, module: graph)
     said: list[progress.AnyEvent] = []
-    export([tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9))
+    export(
+        [tmp_path / "model"], tmp_path / "bundles", said.append, Signer(signers.kit("plant-a"), 9)
+    )
     verifier = Verifier(signers.trust(), tmp_path / "memory")
     predictor, ends, _ = load_model(tmp_path / "bundles" / "plant-a", verifier)
     assert predictor.manifest.broadcast == model.metadata.broadcast
@@ -387,18 +484,29 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     assert made is not None
     assert made.record == RecordHead(entries=3, digest="e" * 64)
     assert made.tested == {"crazing": (2, 2), "patches": (0, 1)}
-    for name in ("rounds", "options", "training", "preprocessing", "nodes", "quorum", "aggregation", "software"):
+    for name in (
+        "rounds",
+        "options",
+        "training",
+        "preprocessing",
+        "nodes",
+        "quorum",
+        "aggregation",
+        "software",
+    ):
         assert getattr(made, name) == getattr(model.metadata, name) != 0
     assert b"secret" not in (tmp_path / "bundles" / "plant-a" / bundle_format.MANIFEST).read_bytes()
     assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
 
     assert not any(isinstance(event, progress.Note) and "signed" in event.text for event in said)
     export([tmp_path / "model"], tmp_path / "unsigned", said.append)
-    [note] = [event for event in said if isinstance(event, progress.Note) and "signed" in event.text]
+    [note] = [
+        event for event in said if isinstance(event, progress.Note) and "signed" in event.text
+    ]
     assert "the bundle of plant-a will not be signed" in note.text
 
 
-def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_coordinator_signed() -> None:
+def test_only_a_nodes_own_kit_signs_its_model_and_only_from_what_its_coordinator_signed() -> None:
     signers, others = FederationKeys("steel"), FederationKeys("steel")
     fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
     own = Signer(signers.kit("plant-a"), 9)
@@ -407,13 +515,24 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
         signed_fields(signers, plain),
         signed_fields(signers, plain, round=9),
         signed_fields(signers, mixed("afedcl")),
-        signed_fields(signers, mixed("fenda"), digest="e" * 64),  # which its node has trained further
+        # which its node has trained further
+        signed_fields(signers, mixed("fenda"), digest="e" * 64),
     ):
         own.check(good.metadata, good.tensors, Path("model"))
-    unsigned = plain._replace(metadata=msgspec.structs.replace(signed_fields(signers, plain).metadata, broadcast=None))
+    unsigned = plain._replace(
+        metadata=msgspec.structs.replace(signed_fields(signers, plain).metadata, broadcast=None)
+    )
     for signer, model, reason in (
-        (Signer(signers.kit("plant-b"), 9), signed_fields(signers, plain), "the kit of plant-b in 'steel'"),
-        (Signer(signers.kit("coordinator"), 9), signed_fields(signers, plain), "the kit of coordinator in 'steel'"),
+        (
+            Signer(signers.kit("plant-b"), 9),
+            signed_fields(signers, plain),
+            "the kit of plant-b in 'steel'",
+        ),
+        (
+            Signer(signers.kit("coordinator"), 9),
+            signed_fields(signers, plain),
+            "the kit of coordinator in 'steel'",
+        ),
         (
             Signer(FederationKeys("copper").kit("plant-a"), 9),
             signed_fields(signers, plain),
@@ -423,8 +542,16 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
         (own, signed_fields(others, plain), "its signature does not fit"),
         (own, signed_fields(signers, plain, run="cd" * 8), "that is of another run"),
         (own, signed_fields(signers, plain, round=3), "that is of round 3, the model of round 4"),
-        (own, signed_fields(signers, fused, digest="e" * 64), "its received encoder is another one"),
-        (own, signed_fields(signers, mixed("afedcl"), digest="e" * 64), "its received encoder is another one"),
+        (
+            own,
+            signed_fields(signers, fused, digest="e" * 64),
+            "its received encoder is another one",
+        ),
+        (
+            own,
+            signed_fields(signers, mixed("afedcl"), digest="e" * 64),
+            "its received encoder is another one",
+        ),
     ):
         with pytest.raises(UsageError, match=reason) as caught:
             signer.check(model.metadata, model.tensors, Path("model"))
@@ -438,8 +565,15 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
 def test_efficientnets_uneven_padding_is_part_of_its_convolutions_in_fp32_and_in_int8() -> None:
     """At 40 pixels strides meet even and odd maps: 40, 20, 10, 5, 3."""
     size = 40
-    model = made(Request(model="efficientnet_lite0", weights="imagenet", size=size, rounds=4), "plant-1", "fedavg", 1)
-    architecture = Architecture("efficientnet_lite0", 3, infer_fusion(model.tensors), model.metadata.preprocessing)
+    model = made(
+        Request(model="efficientnet_lite0", weights="imagenet", size=size, rounds=4),
+        "plant-1",
+        "fedavg",
+        1,
+    )
+    architecture = Architecture(
+        "efficientnet_lite0", 3, infer_fusion(model.tensors), model.metadata.preprocessing
+    )
     module, images = build_module(architecture, model.tensors, Path("model")), pictures(size, 32)
     graph = fill_values(trace(module, size), module)
     exact, faster = (
@@ -449,13 +583,18 @@ def test_efficientnets_uneven_padding_is_part_of_its_convolutions_in_fp32_and_in
     assert "Pad" not in {node.op_type for node in onnx.load_from_string(graph).graph.node}
     assert np.abs(exact["probabilities"] - torch_probabilities(model, images)).max() < 1e-5
     logits = exact["maps"].mean((3, 4)).sum(1) + model.tensors["classifier.bias"].numpy()
-    assert np.abs(torch.softmax(torch.from_numpy(logits), 1).numpy() - exact["probabilities"]).max() < 1e-4
+    assert (
+        np.abs(torch.softmax(torch.from_numpy(logits), 1).numpy() - exact["probabilities"]).max()
+        < 1e-4
+    )
     for name in OUTPUTS:
         assert 0 < np.abs(exact[name] - faster[name]).mean() < 0.05 * np.ptp(exact[name])
 
 
 @pytest.mark.slow
-def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(tmp_path: Path) -> None:
+def test_two_fused_mobilenets_share_one_trace_and_compute_what_torch_computes(
+    tmp_path: Path,
+) -> None:
     # Drawn weights would give features that hardly depend on the image: rounding would decide.
     request = Request(model="mobilenet_v2", weights="surface", size=64, rounds=4)
     run = export_all([made(request, f"plant-{seed}", "afedcl", seed) for seed in (1, 2)], tmp_path)

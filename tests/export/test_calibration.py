@@ -1,16 +1,27 @@
-"""Temperature, thresholds, and whether what is stated of them holds on images that nobody has seen."""
+"""Temperature, thresholds, and whether what is stated of them holds on images that nobody has
+seen.
+"""
 
 import numpy as np
 import pytest
 
-from export.calibration import MAX_ERROR_RATE, MIN_IMAGES, calibrate, find_threshold, fit_temperature, softmax
+from export.calibration import (
+    MAX_ERROR_RATE,
+    MIN_IMAGES,
+    calibrate,
+    find_threshold,
+    fit_temperature,
+    softmax,
+)
 
 CLASSES = ("a", "b", "c", "d")
 ALIKE = np.ones(len(CLASSES))  # class priors as in training
 
 
 def judged(count: int, seed: int, *, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Logits whose softmax is the true distribution of the labels, times `scale`: 1 is a calibrated model."""
+    """Logits whose softmax is the true distribution of the labels, times `scale`:
+    1 is a calibrated model.
+    """
     random = np.random.default_rng(seed)
     logits = random.normal(0, 2.5, (count, len(CLASSES)))
     drawn = [random.choice(len(CLASSES), p=row) for row in softmax(logits)]
@@ -32,7 +43,9 @@ def test_a_few_images_that_are_all_right_do_not_make_a_model_infallible():
 
 def test_log_probabilities_are_as_good_as_logits():
     logits, labels = judged(60, 2, scale=3)
-    assert fit_temperature(np.log(softmax(logits)), labels) == pytest.approx(fit_temperature(logits, labels), rel=1e-3)
+    assert fit_temperature(np.log(softmax(logits)), labels) == pytest.approx(
+        fit_temperature(logits, labels), rel=1e-3
+    )
 
 
 def test_with_few_images_no_mistake_is_accepted_nor_a_verdict_less_sure_than_each_that_was_right():
@@ -75,7 +88,8 @@ def test_the_stated_coverage_and_accuracy_are_those_on_images_that_nobody_has_se
             found.append((accepted.mean(), (fresh.argmax(1) == truth)[accepted].mean()))
     coverage, accuracy = np.mean(stated, 0) - np.mean(found, 0)
     assert abs(coverage) < 0.06
-    assert -0.06 < accuracy < 0.02  # the rule was made from fewer images than the one that is stated
+    # the rule was made from fewer images than the one that is stated
+    assert -0.06 < accuracy < 0.02
 
 
 def test_a_class_that_was_hardly_ever_predicted_has_the_threshold_of_all():
@@ -115,7 +129,10 @@ def test_under_a_prior_what_is_stated_is_of_the_labels_and_confidences_that_a_li
     logits, labels = judged(400, 6)
     mine = labels < 2  # this plant has images of a and b alone
     logits, labels, weights = logits[mine], labels[mine], np.array([1, 1, 0.2, 0.2])
-    plain, found = calibrate(logits, labels, CLASSES, ALIKE), calibrate(logits, labels, CLASSES, weights)
+    plain, found = (
+        calibrate(logits, labels, CLASSES, ALIKE),
+        calibrate(logits, labels, CLASSES, weights),
+    )
     assert found.temperature == plain.temperature, "the graph knows no prior"
     assert found.coverage > plain.coverage
     shown = softmax(logits / found.temperature) * weights

@@ -1,4 +1,6 @@
-"""Export calibrates a model on the images that judged it, and the line measures with what came of that."""
+"""Export calibrates a model on the images that judged it,
+and the line measures with what came of that.
+"""
 
 import hashlib
 from pathlib import Path
@@ -33,7 +35,9 @@ pytestmark = pytest.mark.slow  # an export of its own
 
 
 def judged(folder: Path, model: PersonalModel) -> PersonalModel:
-    """The model with images that judged it; their labels are its own answers, but for every third."""
+    """The model with images that judged it; their labels are its own answers,
+    but for every third.
+    """
     verdicts = []
     for number, pixels in enumerate(pictures(32, IMAGES)):
         Image.fromarray(pixels).save(path := folder / f"{number}.png")
@@ -71,12 +75,20 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
             notes.append(event.text)
 
     [exported] = export([folder / "model"], folder / "bundles", report)
-    return Written(model, folder / "model", exported.folder, bundle_format.read_bundle(exported.folder).manifest, notes)
+    return Written(
+        model,
+        folder / "model",
+        exported.folder,
+        bundle_format.read_bundle(exported.folder).manifest,
+        notes,
+    )
 
 
 @pytest.mark.slow
 def test_the_graph_divides_its_logits_by_the_temperature_that_the_images_gave(written):
-    images = np.stack([decode_image(Path(verdict.path), 32) for verdict in written.model.predictions])
+    images = np.stack(
+        [decode_image(Path(verdict.path), 32) for verdict in written.model.predictions]
+    )
     labels = np.array([CLASSES.index(verdict.label) for verdict in written.model.predictions])
     logits = np.log(torch_probabilities(written.model, images))
     expected = fit_temperature(logits, labels)
@@ -93,7 +105,9 @@ def test_the_bundle_says_how_sure_a_verdict_must_be_and_what_that_is_worth(writt
     assert set(confidence.thresholds) == set(CLASSES)
     assert 0 < confidence.coverage <= 1
     told, warned = written.notes
-    assert told.startswith("plant-1: accuracy 80.0% (63 to 90; 24 of 30), with 95 % intervals; in doubt 53%")
+    assert told.startswith(
+        "plant-1: accuracy 80.0% (63 to 90; 24 of 30), with 95 % intervals; in doubt 53%"
+    )
     assert "no class means no defect" in told
     assert warned == "plant-1: 53% of its verdicts are in doubt: a person must look at most images"
 
@@ -101,10 +115,14 @@ def test_the_bundle_says_how_sure_a_verdict_must_be_and_what_that_is_worth(writt
 def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_it(written):
     reference = Predictor(bundle_format.read_bundle(written.folder)).reference
     assert reference is not None
-    assert len(reference.features) == len(reference.novelty) == len(reference.disagreement) == IMAGES
+    assert (
+        len(reference.features) == len(reference.novelty) == len(reference.disagreement) == IMAGES
+    )
     known = decode_image(Path(written.model.predictions[3].path), 32)
     strange = np.zeros((32, 32, 3), np.uint8)
-    seen, unseen = shown(a_line(written.folder, Told(), UncertaintyCheck(Settings())), [known, strange])
+    seen, unseen = shown(
+        a_line(written.folder, Told(), UncertaintyCheck(Settings())), [known, strange]
+    )
     assert seen.novelty == pytest.approx(0, abs=1e-4)
     assert unseen.novelty is not None
     assert unseen.novelty > 1e-3
@@ -146,7 +164,9 @@ def test_images_that_trained_the_model_say_nothing_of_it(written):
 
 def test_a_plant_without_labelled_images_has_none_that_were_held_out(written):
     unjudged = msgspec.structs.replace(written.model.metadata, metrics={})
-    assert held_out.load(written.source, unjudged, ImageFinder()) == "its plant had no labelled image"
+    assert (
+        held_out.load(written.source, unjudged, ImageFinder()) == "its plant had no labelled image"
+    )
 
 
 def test_a_model_without_a_list_of_them_is_exported_uncalibrated(written, tmp_path):

@@ -1,4 +1,6 @@
-"""A faster model takes the place of an exact one only where held-out images and a clock allow it."""
+"""A faster model takes the place of an exact one only where held-out images and a clock allow
+it.
+"""
 
 import hashlib
 import shutil
@@ -38,7 +40,9 @@ from trainer.training.training_set import TrainingSet
 
 
 def saved(model: PersonalModel, folder: Path) -> Path:
-    """The folder of the model, which was trained on 12 images and judged by 12 others in `folder`/images."""
+    """The folder of the model, which was trained on 12 images and judged by 12 others in
+    `folder`/images.
+    """
     photos = []
     for place, pixels in enumerate(pictures(32, 24)):
         path = folder / "images" / CLASSES[place % 3] / f"{place}.png"
@@ -46,10 +50,16 @@ def saved(model: PersonalModel, folder: Path) -> Path:
         Image.fromarray(pixels).save(path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         photos.append({"path": str(path), "digest": digest, "label": path.parent.name})
-    metadata = msgspec.structs.replace(model.metadata, metrics={"accuracy": 0.5, "cross_validated": 0.0})
+    metadata = msgspec.structs.replace(
+        model.metadata, metrics={"accuracy": 0.5, "cross_validated": 0.0}
+    )
     training = tuple(TrainingImage(**photo) for photo in photos[:12])
-    verdicts = tuple(HeldOutPrediction(**photo, verdict="patches", confidence=0.9) for photo in photos[12:])
-    personal_model.save(PersonalModel(metadata, model.tensors, verdicts, training), folder / "model")
+    verdicts = tuple(
+        HeldOutPrediction(**photo, verdict="patches", confidence=0.9) for photo in photos[12:]
+    )
+    personal_model.save(
+        PersonalModel(metadata, model.tensors, verdicts, training), folder / "model"
+    )
     return folder / "model"
 
 
@@ -66,7 +76,9 @@ FAILS = PASSES._replace(same=0.9)
 
 
 class Run(NamedTuple):
-    """An export in int8 of a fused model whose images are on disk, and both graphs that were compared."""
+    """An export in int8 of a fused model whose images are on disk,
+    and both graphs that were compared.
+    """
 
     source: Path
     folder: Path
@@ -107,14 +119,19 @@ def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(r
     served = (found.folder / "model.onnx").read_bytes()
     assert served == set_temperature(run.faster, found.manifest.confidence.temperature)
     Predictor(found).self_test()
-    assert any("the bundle of plant-1 is int8: 100.0% of 12 verdicts the same" in line for line in run.said)
+    assert any(
+        "the bundle of plant-1 is int8: 100.0% of 12 verdicts the same" in line for line in run.said
+    )
 
 
 @pytest.mark.slow
 def test_int8_answers_nearly_as_fp32_does_with_all_extras(run: Run) -> None:
     images = pictures(32, 5)
     for name in OUTPUTS:
-        exact, faster = (open_session(graph).run([name], {"image": images})[0] for graph in (run.exact, run.faster))
+        exact, faster = (
+            open_session(graph).run([name], {"image": images})[0]
+            for graph in (run.exact, run.faster)
+        )
         assert exact.shape == faster.shape
         assert 0 < np.abs(exact - faster).mean() < 0.02 * np.ptp(exact)
 
@@ -129,10 +146,19 @@ def test_encoders_compute_in_integers_and_take_the_image_as_it_is(run: Run) -> N
     graph = onnx.load_from_string(run.faster).graph
     kinds = Counter(node.op_type for node in graph.node)
     assert kinds["Cast"] == kinds["Sub"] == 0
-    first = [node for node in graph.node if node.op_type == "DequantizeLinear" and "permute" in node.input[0]]
-    scale = {value.name: numpy_helper.to_array(value) for value in graph.initializer}[first[0].input[1]]
+    first = [
+        node
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and "permute" in node.input[0]
+    ]
+    scale = {value.name: numpy_helper.to_array(value) for value in graph.initializer}[
+        first[0].input[1]
+    ]
     assert scale == 1
-    assert sum(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer if value.dims) >= 8
+    assert (
+        sum(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer if value.dims)
+        >= 8
+    )
 
 
 def test_int8_is_calibrated_on_training_images_and_measured_on_held_out_ones(run: Run) -> None:
@@ -145,11 +171,15 @@ def test_int8_is_calibrated_on_training_images_and_measured_on_held_out_ones(run
 
 def test_weights_are_rounded_so_that_outputs_err_less() -> None:
     random = np.random.default_rng()
-    inputs = random.uniform(2, 4, (1, 1000)) + random.normal(0, 1, (9, 1000))  # bright and dark: they go together
+    # bright and dark: they go together
+    inputs = random.uniform(2, 4, (1, 1000)) + random.normal(0, 1, (9, 1000))
     weight, step = random.uniform(-2.9, 2.9, (1, 40, 9)), np.full((1, 40), 3 / 127)
     well = round_to_steps(weight, step, (inputs @ inputs.T / 1000)[None]) * step[:, :, None]
     nearest = np.round(weight / step[:, :, None]) * step[:, :, None]
-    assert np.square((well - weight) @ inputs).mean() < 0.5 * np.square((nearest - weight) @ inputs).mean()
+    assert (
+        np.square((well - weight) @ inputs).mean()
+        < 0.5 * np.square((nearest - weight) @ inputs).mean()
+    )
 
 
 def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
@@ -157,7 +187,9 @@ def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
     out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, None)
     nodes = [
         onnx.helper.make_node("Cast", ["image"], ["pixels"], to=onnx.TensorProto.FLOAT),
-        onnx.helper.make_node("Conv", ["pixels", "w", "b"], ["out"], pads=[0] * 4, strides=[1, 1], group=1),
+        onnx.helper.make_node(
+            "Conv", ["pixels", "w", "b"], ["out"], pads=[0] * 4, strides=[1, 1], group=1
+        ),
     ]
     exact = {"w": np.full((1, 1, 1, 1), 5.4), "b": np.zeros(1)}
     whole = {"w_quantized": np.zeros((1, 1, 1, 1), np.int8), "b_quantized": np.array([7], np.int32)}
@@ -165,15 +197,25 @@ def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
     models = [
         onnx.helper.make_model(
             onnx.helper.make_graph(
-                nodes, "one", [image], [out], [numpy_helper.from_array(array, name) for name, array in values.items()]
+                nodes,
+                "one",
+                [image],
+                [out],
+                [numpy_helper.from_array(array, name) for name, array in values.items()],
             ),
             opset_imports=[onnx.helper.make_opsetid("", 20)],
             ir_version=10,
         )
-        for values in ({name: array.astype(np.float32) for name, array in exact.items()}, {**whole, **scales})
+        for values in (
+            {name: array.astype(np.float32) for name, array in exact.items()},
+            {**whole, **scales},
+        )
     ]
     round_weights(models[1], models[0], np.full((3, 1, 4, 4), 20, np.uint8))
-    found = {value.name: int(numpy_helper.to_array(value).item()) for value in models[1].graph.initializer}
+    found = {
+        value.name: int(numpy_helper.to_array(value).item())
+        for value in models[1].graph.initializer
+    }
     assert found["w_quantized"] == 5
     assert found["b_quantized"] == 7 + 80  # 20 times 0.4, in tenths
 
@@ -186,7 +228,10 @@ def test_bundles_are_compared_by_the_lines_verdicts_accuracy_and_time(run: Run) 
     assert min(same.milliseconds) > 0
     session = open_session((bundle / "model.onnx").read_bytes())
     labels = session.run(["probabilities"], {"image": run.held_out.images})[0].argmax(1)
-    assert compare_bundles(bundle, bundle, run.held_out._replace(labels=labels)).accuracy == (1.0, 1.0)
+    assert compare_bundles(bundle, bundle, run.held_out._replace(labels=labels)).accuracy == (
+        1.0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +245,9 @@ def test_bundles_are_compared_by_the_lines_verdicts_accuracy_and_time(run: Run) 
         ({"milliseconds": (1.0, 1.0)}, False),
     ],
 )
-def test_what_is_less_right_or_not_faster_does_not_pass(changes: dict[str, Any], passed: bool) -> None:
+def test_what_is_less_right_or_not_faster_does_not_pass(
+    changes: dict[str, Any], passed: bool
+) -> None:
     assert PASSES._replace(**changes).passed is passed
 
 
@@ -236,7 +283,9 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     metadata = personal_model.load_metadata(source)
     metrics = {**metadata.metrics, "cross_validated": 1.0}
     (source / SUMS).unlink(missing_ok=True)
-    (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(metadata, metrics=metrics)))
+    (source / "personal.json").write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(metadata, metrics=metrics))
+    )
     said: list[str] = []
     export([source], tmp_path / "bundles", collect(said), optimisations=Optimisations(int8=True))
     manifest = bundle_format.read_bundle(tmp_path / "bundles" / "plant-1").manifest
@@ -268,7 +317,9 @@ def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(("weight", "kept"), [(0.01, "own"), (0.99, "received")])
-def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(run: Run, weight: float, kept: str) -> None:
+def test_an_encoder_with_hardly_a_share_that_changes_no_verdict_is_left_out(
+    run: Run, weight: float, kept: str
+) -> None:
     model = with_fusion(personal_model.load(run.source), weight)
     found = drop_encoder(model.metadata, model.tensors, run.held_out)
     assert found is not None
@@ -284,7 +335,11 @@ def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -
     model = personal_model.load(run.source)
     assert drop_encoder(model.metadata, with_fusion(model, 0.06).tensors, run.held_out) is None
     near = with_fusion(model, 0.04)
-    own = {name: value for name, value in near.tensors.items() if not name.startswith(("received.", "fusion"))}
+    own = {
+        name: value
+        for name, value in near.tensors.items()
+        if not name.startswith(("received.", "fusion"))
+    }
     network = Network("small", 3)
     pixels = TrainingSet.of(run.held_out, model.metadata.preprocessing).network_input(slice(None))
     with torch.no_grad():  # a bias with which the first image's verdict hangs on the other encoder
@@ -295,4 +350,7 @@ def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -
     bias += 100 * (torch.nn.functional.one_hot(torch.tensor([first, second]), 3).sum(0) - 1)
     gap = (both[first] - both[second] + one[first] - one[second]) / 2
     bias[second] += gap
-    assert drop_encoder(model.metadata, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
+    assert (
+        drop_encoder(model.metadata, {**near.tensors, "classifier.bias": bias}, run.held_out)
+        is None
+    )

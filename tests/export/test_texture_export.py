@@ -1,4 +1,6 @@
-"""Texture networks go to the line: one graph, a stem once, no bank, and maps that add up to what the model says."""
+"""Texture networks go to the line: one graph, a stem once, no bank,
+and maps that add up to what the model says.
+"""
 
 import io
 from collections import Counter
@@ -56,7 +58,12 @@ WITH_MAPS = ["fedtfi_small", "tel_small", "musten_small", "maps_small", "resnet_
 def weave(count: int, key: int) -> np.ndarray:
     """Images uint8 [3 * count, 64, 64] of three drawn textures, one after another."""
     look, random = draw_style(0, key), generator(key, "textures")
-    return np.concatenate([draw_photographs(random, look, count, SIZE, texture(9, kind)) for kind in range(len(KINDS))])
+    return np.concatenate(
+        [
+            draw_photographs(random, look, count, SIZE, texture(9, kind))
+            for kind in range(len(KINDS))
+        ]
+    )
 
 
 class Run(NamedTuple):
@@ -77,12 +84,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         path = folder / "images" / KINDS[number // 20] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)
-    request = Request(method="fedtfi", model="fedtfi_small", weights="none", rounds=2, training=TRAINING)
+    request = Request(
+        method="fedtfi", model="fedtfi_small", weights="none", rounds=2, training=TRAINING
+    )
     scheme = Scheme("iid", 2, 15, seed=1, pool="all", test_samples=15)
     catalogue = class_folders.scan(folder / "images")
     spec, broadcast = draft(request, federation="simulation", classes=catalogue.classes, nodes=2)
     images = {
-        share.node: Images(*(class_folders.load(part, spec.classes, SIZE) for part in (share.train, share.test)))
+        share.node: Images(
+            *(class_folders.load(part, spec.classes, SIZE) for part in (share.train, share.test))
+        )
         for share in scheme.shares(catalogue)
     }
     signers = FederationKeys("simulation")
@@ -115,7 +126,9 @@ def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
         probabilities, opinions, features, maps = exact.run(OUTPUTS, {"image": images})
         assert np.abs(probabilities - torch_probabilities(run.model, images)).max() < 1e-5
         assert np.allclose(opinions[:, 0], probabilities, atol=1e-6)
-        weight, bias = (run.model.tensors[f"classifier.{name}"].numpy() for name in ("weight", "bias"))
+        weight, bias = (
+            run.model.tensors[f"classifier.{name}"].numpy() for name in ("weight", "bias")
+        )
         logits = features @ weight.T + bias
         assert maps.shape == (count, 1, len(KINDS), 8, 8)
         assert np.allclose(maps[:, 0].mean((2, 3)) + bias, logits, atol=1e-4)
@@ -132,7 +145,11 @@ def test_a_bundle_holds_the_stem_once_and_nothing_of_the_bank(run: Run) -> None:
     )
     assert not [name for name in (*values, *run.model.tensors) if "bank" in name]
     manifest = bundle.read_bundle(run.bundle).manifest
-    assert (manifest.method, manifest.model, manifest.input.size) == ("fedtfi", "fedtfi_small", SIZE)
+    assert (manifest.method, manifest.model, manifest.input.size) == (
+        "fedtfi",
+        "fedtfi_small",
+        SIZE,
+    )
     assert manifest.extras == OUTPUTS[1:]
 
 
@@ -142,21 +159,39 @@ def test_the_gate_decides_between_int8_and_floating_point(run: Run) -> None:
     assert served.precision == ("int8" if found.passed else "fp32")
     assert found.images == len(held_out.labels) == 15
     assert served.confidence
-    assert any(f"the bundle of plant-a {'is int8' if found.passed else 'stays fp32'}" in line for line in run.said)
+    assert any(
+        f"the bundle of plant-a {'is int8' if found.passed else 'stays fp32'}" in line
+        for line in run.said
+    )
     for name in OUTPUTS:
-        one, other = (open_session(graph).run([name], {"image": held_out.images})[0] for graph in (exact, faster))
+        one, other = (
+            open_session(graph).run([name], {"image": held_out.images})[0]
+            for graph in (exact, faster)
+        )
         assert 0 < np.abs(one - other).mean() < 0.02 * np.ptp(one)
 
 
-def test_int8_takes_large_products_of_weights_and_leaves_norms_softmax_and_codebooks(run: Run) -> None:
+def test_int8_takes_large_products_of_weights_and_leaves_norms_softmax_and_codebooks(
+    run: Run,
+) -> None:
     graph = onnx.load_from_string(run.compared[0][1]).graph
     rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     of_integers = Counter(node.op_type for node in graph.node if rounded.issuperset(node.input[:2]))
     exact = {node.op_type for node in graph.node if not rounded.intersection(node.input)}
     assert of_integers["Conv"] == 6
     assert of_integers["MatMul"] == 9  # the embedding, and four in each of two blocks
-    assert of_integers["Gemm"] == 1  # the hidden layer, whose weights the maps of evidence read, too
-    assert {"MatMul", "Gemm", "Add", "LayerNormalization", "Softmax", "Gelu", "Sqrt", "Tanh"} <= exact
+    # the hidden layer, whose weights the maps of evidence read, too
+    assert of_integers["Gemm"] == 1
+    assert {
+        "MatMul",
+        "Gemm",
+        "Add",
+        "LayerNormalization",
+        "Softmax",
+        "Gelu",
+        "Sqrt",
+        "Tanh",
+    } <= exact
     assert not {"Add", "LayerNormalization", "Softmax", "Gelu", "Sqrt", "Tanh"} & set(of_integers)
 
 
@@ -182,7 +217,8 @@ def test_the_daemon_serves_it_without_torch_signed_as_any_other(run: Run) -> Non
         assert Image.open(io.BytesIO(seen.content)).format == "JPEG"
 
 
-# ---------------------------------------------------------------- every texture network, before it is traced
+# ---------------------------------------------------------------- every texture network, before it
+# is traced
 
 
 @pytest.mark.parametrize("model", SMALL)
@@ -196,15 +232,21 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
     with torch.no_grad():
         features, adds = class_evidence.explain(encoder, seen)
         expected = remove_stem(encoder)(seen)
-        assert torch.allclose(features, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        assert torch.allclose(
+            features, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max())
+        )
         assert (adds is not None) == (model in WITH_MAPS)
         if adds:
             logits = features @ head.T
-            assert torch.allclose(adds(head).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()))
+            assert torch.allclose(
+                adds(head).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max())
+            )
             fusion, length = NORMALISED, {LENGTH: torch.tensor(5.0)}
             [each] = fusion.heads(head, [features], length)  # another head for each image
             logits = fusion.fuse([features], length) @ head.T
-            assert torch.allclose(adds(each).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()))
+            assert torch.allclose(
+                adds(each).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max())
+            )
 
 
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
@@ -233,15 +275,25 @@ def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
     leaner = drop_encoder(model.metadata, tensors, held_out)
     assert leaner
     assert leaner.kept == "received"
-    assert {name for name in leaner.tensors if name.startswith("encoder.")} == Network("tel_small", 3).shapes.keys()
-    assert torch.equal(leaner.tensors["encoder.stem.conv1_1.weight"], tensors["encoder.stem.conv1_1.weight"])
-    assert torch.equal(leaner.tensors["encoder.tel.embed.weight"], tensors["received.tel.embed.weight"])
+    assert {name for name in leaner.tensors if name.startswith("encoder.")} == Network(
+        "tel_small", 3
+    ).shapes.keys()
+    assert torch.equal(
+        leaner.tensors["encoder.stem.conv1_1.weight"], tensors["encoder.stem.conv1_1.weight"]
+    )
+    assert torch.equal(
+        leaner.tensors["encoder.tel.embed.weight"], tensors["received.tel.embed.weight"]
+    )
 
 
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
-def test_two_encoders_are_signed_if_the_received_one_came_so_or_was_trained_further(method: str) -> None:
+def test_two_encoders_are_signed_if_the_received_one_came_so_or_was_trained_further(
+    method: str,
+) -> None:
     signers = FederationKeys("steel")
-    model = signed_fields(signers, made(Request(model="tel_small", weights="none"), "plant-a", method, 3))
+    model = signed_fields(
+        signers, made(Request(model="tel_small", weights="none"), "plant-a", method, 3)
+    )
     sign = Signer(signers.kit("plant-a"), 9).check
     sign(model.metadata, model.tensors, Path("model"))
     moved = {**model.tensors, "received.tel.norm.bias": model.tensors["received.tel.norm.bias"] + 1}

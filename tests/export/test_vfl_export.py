@@ -51,7 +51,9 @@ def test_bundles_predict_from_raw_rows_what_the_trained_federation_predicts(
     learnt: TrainedRun, bundles: dict[str, Path]
 ) -> None:
     raw, _ = rows(40, seed=9)
-    found = load_head(bundles["coordinator"]).predict(embedded(bundles, raw), np.ones((40, 3), bool))
+    found = load_head(bundles["coordinator"]).predict(
+        embedded(bundles, raw), np.ones((40, 3), bool)
+    )
     expected = learnt.predicted(raw)
     assert np.abs(found.probabilities - expected).max() < 1e-5
     assert found.expectation is not None
@@ -64,17 +66,24 @@ def test_absent_sensors_are_imputed_from_those_that_are_there(
 ) -> None:
     raw, _ = rows(10, seed=8)
     received = embedded(bundles, raw)
-    lacking = [each if there else np.full_like(each, 7.0) for each, there in zip(received, pattern, strict=True)]
+    lacking = [
+        each if there else np.full_like(each, 7.0)
+        for each, there in zip(received, pattern, strict=True)
+    ]
     found = load_head(bundles["coordinator"]).predict(lacking, np.tile(pattern, (10, 1)))
     imputer = Imputer([each.shape[1] for each in received])
     imputer.update(learnt.embedded())
     denoised = learnt.simulation.head.denoiser([torch.from_numpy(each) for each in received])
-    filled = imputer.impute([each if there else None for each, there in zip(denoised, pattern, strict=True)], 10)
+    filled = imputer.impute(
+        [each if there else None for each, there in zip(denoised, pattern, strict=True)], 10
+    )
     expected = torch.softmax(learnt.simulation.head.logits(filled), 1).numpy()
     assert np.abs(found.probabilities - expected).max() < 1e-5
 
 
-def test_a_partial_prediction_is_nearer_to_the_whole_one_than_a_blind_one(bundles: dict[str, Path]) -> None:
+def test_a_partial_prediction_is_nearer_to_the_whole_one_than_a_blind_one(
+    bundles: dict[str, Path],
+) -> None:
     raw, _ = rows(300, seed=7)
     head, received = load_head(bundles["coordinator"]), embedded(bundles, raw)
 
@@ -82,7 +91,10 @@ def test_a_partial_prediction_is_nearer_to_the_whole_one_than_a_blind_one(bundle
         return head.predict(received, np.tile(present, (300, 1))).probabilities
 
     whole = of(True, True, True)
-    assert np.abs(of(True, True, False) - whole).mean() < 0.5 * np.abs(of(False, False, False) - whole).mean()
+    assert (
+        np.abs(of(True, True, False) - whole).mean()
+        < 0.5 * np.abs(of(False, False, False) - whole).mean()
+    )
 
 
 def test_rows_of_one_batch_may_lack_different_sensors(bundles: dict[str, Path]) -> None:
@@ -91,20 +103,30 @@ def test_rows_of_one_batch_may_lack_different_sensors(bundles: dict[str, Path]) 
     patterns = np.array(list(product([True, False], repeat=3)))
     together = head.predict(received, patterns).probabilities
     for row in range(8):
-        alone = head.predict([each[row : row + 1] for each in received], patterns[row : row + 1]).probabilities
+        alone = head.predict(
+            [each[row : row + 1] for each in received], patterns[row : row + 1]
+        ).probabilities
         assert np.abs(alone - together[row]).max() < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("network", "shape", "clip"), [("conv", (14, 15), 0.0), ("dense", (5, 3), 0.7), ("vgg_small", (3, 16, 16), 0.0)]
+    ("network", "shape", "clip"),
+    [("conv", (14, 15), 0.0), ("dense", (5, 3), 0.7), ("vgg_small", (3, 16, 16), 0.0)],
 )
 def test_every_network_has_a_graph(network: str, shape: tuple[int, ...], clip: float) -> None:
-    model, size = build_feature_model(network, shape, 4, "press", clip), embedding_size(network, shape)
+    model, size = (
+        build_feature_model(network, shape, 4, "press", clip),
+        embedding_size(network, shape),
+    )
     random = np.random.default_rng(2)
-    scaling = Scaling(random.normal(100, 50, shape[0]).astype(np.float32), np.full(shape[0], 9, np.float32))
+    scaling = Scaling(
+        random.normal(100, 50, shape[0]).astype(np.float32), np.full(shape[0], 9, np.float32)
+    )
     golden = build_sensor_graph(model, shape, size, scaling).golden
     assert golden["embedding"].shape == (5, size)
-    assert not clip or np.linalg.norm(golden["embedding"], axis=1).max() == pytest.approx(clip, rel=1e-4)
+    assert not clip or np.linalg.norm(golden["embedding"], axis=1).max() == pytest.approx(
+        clip, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("settings", [[1], [4, 2], [14, 15]])
@@ -113,11 +135,14 @@ def test_a_graph_scales_by_the_condition_of_each_row_of_a_sample(settings: list[
     model, size = build_feature_model("conv", shape, 4, "press", 0.0), embedding_size("conv", shape)
     mean, deviation = random.normal(100, 50, (6, 14)), random.uniform(1, 9, (6, 14))
     conditions = random.integers(0, 50, (6, len(settings)))
-    scaling = Scaling(*(np.float32(each) for each in (mean, deviation, conditions)), np.array(settings))
+    scaling = Scaling(
+        *(np.float32(each) for each in (mean, deviation, conditions)), np.array(settings)
+    )
     content, golden = build_sensor_graph(model, shape, size, scaling)
     raw = golden["samples"]
     assert raw.shape == (len(raw), max(14, 1 + max(settings)), 15)
-    distance = ((raw[:, None, settings] - conditions[None, :, :, None]) ** 2).sum(2)  # [N, C, cycles]
+    # [N, C, cycles]
+    distance = ((raw[:, None, settings] - conditions[None, :, :, None]) ** 2).sum(2)
     which = distance.argmin(1)
     assert len(set(which[0])) > 1, "conditions change within a sample"
     scaled = (raw[:, :14] - mean[which].transpose(0, 2, 1)) / deviation[which].transpose(0, 2, 1)
@@ -131,7 +156,9 @@ def test_of_many_sensors_absent_ones_are_filled_by_their_means() -> None:
     sizes, random = [10] * 9, np.random.default_rng(4)
     head = Head(sizes, 131, Denoising(rounds=1), Recipe(), 0)
     means = torch.from_numpy(random.normal(0, 1, sum(sizes)).astype(np.float32))
-    built = build_head_graph(head, sizes, lambda _: (torch.ones(sum(sizes), sum(sizes)), means), None)
+    built = build_head_graph(
+        head, sizes, lambda _: (torch.ones(sum(sizes), sum(sizes)), means), None
+    )
     received = [random.normal(0, 1, (5, size)).astype(np.float32) for size in sizes]
     given = {f"embedding_{index}": each for index, each in enumerate(received)}
     given |= {"present": np.tile([True, False, True] * 3, (5, 1))}
@@ -139,7 +166,9 @@ def test_of_many_sensors_absent_ones_are_filled_by_their_means() -> None:
     filled = head.denoiser([torch.from_numpy(each) for each in received])
     for absent in (1, 4, 7):
         filled[absent] = torch.split(means, sizes)[absent].expand(5, -1)
-    assert np.abs(probabilities - torch.softmax(head.logits(filled), 1).detach().numpy()).max() < 1e-5
+    assert (
+        np.abs(probabilities - torch.softmax(head.logits(filled), 1).detach().numpy()).max() < 1e-5
+    )
 
 
 def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,18 +176,27 @@ def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCapt
     embeddings = broken.embedded()
     with torch.no_grad():
         broken.simulation.head.model.weight.fill_(torch.inf)
-    HeadBundleWriter(tmp_path / "head")(broken.spec, 1, broken.simulation.head, embeddings, last=True)
-    assert "there is no bundle of round 1: the trained model gives probabilities that are not finite" in caplog.text
+    HeadBundleWriter(tmp_path / "head")(
+        broken.spec, 1, broken.simulation.head, embeddings, last=True
+    )
+    assert (
+        "there is no bundle of round 1: the trained model gives probabilities that are not finite"
+        in caplog.text
+    )
     assert not (tmp_path / "head").exists()
 
 
 def test_a_layer_without_a_counterpart_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 3), torch.nn.GELU())
     with pytest.raises(VflParityError, match="GELU"):
-        build_sensor_graph(model, (2, 1), 3, Scaling(np.zeros(2, np.float32), np.ones(2, np.float32)))
+        build_sensor_graph(
+            model, (2, 1), 3, Scaling(np.zeros(2, np.float32), np.ones(2, np.float32))
+        )
 
 
-def test_a_changed_file_and_the_wrong_member_are_refused(learnt: TrainedRun, tmp_path: Path) -> None:
+def test_a_changed_file_and_the_wrong_member_are_refused(
+    learnt: TrainedRun, tmp_path: Path
+) -> None:
     found = learnt.write(tmp_path)
     with pytest.raises(BundleError, match="of a head, not of a sensor"):
         load_sensor(found["coordinator"])
@@ -168,13 +206,17 @@ def test_a_changed_file_and_the_wrong_member_are_refused(learnt: TrainedRun, tmp
         load_sensor(found["oven"])
 
 
-def test_only_what_the_member_itself_has_signed_is_served(learnt: TrainedRun, tmp_path: Path) -> None:
+def test_only_what_the_member_itself_has_signed_is_served(
+    learnt: TrainedRun, tmp_path: Path
+) -> None:
     members = make(tmp_path / "federation", nodes=tuple(COLUMNS))
     found = learnt.write(tmp_path, members.kits)
 
     def verifier(name: str) -> Verifier:
         kit = members.kits[name]
-        trust = Trust(federation=kit.federation, node=name, authority=kit.authority, charter=kit.charter)
+        trust = Trust(
+            federation=kit.federation, node=name, authority=kit.authority, charter=kit.charter
+        )
         return Verifier(trust, tmp_path / "memory")
 
     for name in COLUMNS:
@@ -199,7 +241,9 @@ def test_only_what_the_member_itself_has_signed_is_served(learnt: TrainedRun, tm
     assert newer.expires > datetime.now(UTC)
 
 
-def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_each_kind_of_service_refuses_the_other_kind_of_bundle(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
     with pytest.raises(BundleError, match="is the bundle of a head"):
         bundle_format.read_bundle(bundles["coordinator"])
     tiny_bundle(tmp_path / "images")
@@ -209,7 +253,9 @@ def test_each_kind_of_service_refuses_the_other_kind_of_bundle(bundles: dict[str
 
 def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: Path) -> None:
     (tmp_path / "agent.onnx").write_bytes(b"an agent")
-    found = TrainedRun(1, policy=str(tmp_path / "agent.onnx")).write(tmp_path / "bundles")["coordinator"]
+    found = TrainedRun(1, policy=str(tmp_path / "agent.onnx")).write(tmp_path / "bundles")[
+        "coordinator"
+    ]
     manifest = load_head(found).manifest
     assert [*manifest.roles] == ["head", "policy"]
     assert (found / manifest.roles["policy"].file).read_bytes() == b"an agent"
@@ -217,7 +263,10 @@ def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: 
 
 def bundle_writers(spec: VflSpec, folder: Path, data: Path, seconds: float) -> dict[str, Any]:
     """Of each party, whose bundle it writes into a folder of that name."""
-    sensors = {name: SensorBundleWriter(folder / name, source(data, name), seconds=seconds) for name in spec.sensors}
+    sensors = {
+        name: SensorBundleWriter(folder / name, source(data, name), seconds=seconds)
+        for name in spec.sensors
+    }
     return {"head": HeadBundleWriter(folder / "head", seconds=seconds), **sensors}
 
 
@@ -240,7 +289,9 @@ def test_a_federation_that_trains_leaves_its_last_models(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("last", ["labels", "press"])
-def test_a_federation_whose_rounds_pause_leaves_the_model_of_its_newest_round(last: str, tmp_path: Path) -> None:
+def test_a_federation_whose_rounds_pause_leaves_the_model_of_its_newest_round(
+    last: str, tmp_path: Path
+) -> None:
     """Whichever file has the fewest rows."""
     spec = vfl_spec()
     draw(tmp_path / "data", 60, seed=4)
@@ -253,14 +304,18 @@ def test_a_federation_whose_rounds_pause_leaves_the_model_of_its_newest_round(la
         Threads(spec, broker.url, tmp_path / "data", tmp_path, 1000, deploys=writers) as parties,
     ):
         parties.start("head", *spec.sensors)
-        parties.until(lambda: all(_written(tmp_path / "bundles" / name) == newest for name in writers))
+        parties.until(
+            lambda: all(_written(tmp_path / "bundles" / name) == newest for name in writers)
+        )
         assert not parties.has_ended("head")
 
 
-def test_whoever_is_stopped_leaves_the_model_of_its_newest_round_but_none_that_is_older_than_its_bundle(
+def test_who_is_stopped_leaves_the_model_of_its_newest_round_but_none_older_than_its_bundle(
     tmp_path: Path,
 ) -> None:
-    """At its next start a sensor is at its last checkpoint, and learns nothing while the other one is away."""
+    """At its next start a sensor is at its last checkpoint,
+    and learns nothing while the other one is away.
+    """
     spec, data = vfl_spec(commit=50, patience=0.2), tmp_path / "data"
     draw(data, 4000, seed=4)
     bundles = tmp_path / "bundles"
@@ -300,7 +355,9 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], ExportSchedul
 def asked(
     clock: list[float], pace: ExportSchedule, rounds: int, seconds: float, late: float
 ) -> list[tuple[int, float]]:
-    """The rounds of which a member writes bundles, and when; it is asked after each, and five times a second."""
+    """The rounds of which a member writes bundles, and when; it is asked after each,
+    and five times a second.
+    """
     written = []
     for round_ in range(1, rounds):
         clock[0] = round_ * seconds + late
@@ -330,14 +387,19 @@ def test_members_write_bundles_of_the_same_rounds_about_every_half_minute(
     assert min(gaps) >= 29
 
 
-def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, other = (
-        {round_ for round_, _ in asked(*clocked(monkeypatch), 100_000, seconds, 0.0)} for seconds in (0.01, 0.015)
+        {round_ for round_, _ in asked(*clocked(monkeypatch), 100_000, seconds, 0.0)}
+        for seconds in (0.01, 0.015)
     )
     assert len(one & other) > 0.4 * len(other)
 
 
-def test_what_is_young_or_has_learnt_nothing_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_young_or_has_learnt_nothing_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, pace = clocked(monkeypatch)
     assert not pace.due(0, last=True)
     clock[0] = 1.0
@@ -354,7 +416,9 @@ def test_what_is_young_or_has_learnt_nothing_is_not_written(monkeypatch: pytest.
     assert not pace.due(4, last=True)
 
 
-@pytest.mark.parametrize(("sensors", "size", "exact"), [(8, 10, True), (8, 28, False), (9, 10, False)])
+@pytest.mark.parametrize(
+    ("sensors", "size", "exact"), [(8, 10, True), (8, 28, False), (9, 10, False)]
+)
 def test_a_head_has_a_matrix_for_each_pattern_of_presence_as_long_as_these_are_soon_made(
     sensors: int, size: int, exact: bool
 ) -> None:

@@ -1,4 +1,6 @@
-"""Adversary that runs the broker, as it were: it sees all that is said in a federation, and says what it likes."""
+"""Adversary that runs the broker, as it were: it sees all that is said in a federation,
+and says what it likes.
+"""
 
 import queue
 import secrets
@@ -13,13 +15,17 @@ from tests.support.waiting import wait_until
 
 
 class Adversary:
-    """Runs the broker, as it were: sees all that is said in a federation, and says what it likes."""
+    """Runs the broker, as it were: sees all that is said in a federation,
+    and says what it likes.
+    """
 
     def __init__(self, broker: Endpoint, federation: str):
         self.federation = federation
         self.seen: list[Delivery] = []
         self._inbox: queue.Queue[object] = queue.Queue()
-        self._mqtt = MqttClient(broker, f"adversary-{secrets.token_hex(4)}", inbox=self._inbox, persistent=False)
+        self._mqtt = MqttClient(
+            broker, f"adversary-{secrets.token_hex(4)}", inbox=self._inbox, persistent=False
+        )
         self._mqtt.max_payload = LARGEST_PACKET
         self._mqtt.subscribe(f"{topics.ROOT}/{federation}/#")
         self._mqtt.open()
@@ -27,8 +33,15 @@ class Adversary:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def say(self, topic: str, payload: bytes | AnyMessage, *, retain: bool = False, qos: int = 1) -> None:
-        self._mqtt.publish(topic, payload if isinstance(payload, bytes) else encode(payload), retain=retain, qos=qos)
+    def say(
+        self, topic: str, payload: bytes | AnyMessage, *, retain: bool = False, qos: int = 1
+    ) -> None:
+        self._mqtt.publish(
+            topic,
+            payload if isinstance(payload, bytes) else encode(payload),
+            retain=retain,
+            qos=qos,
+        )
 
     def wait_for(self, topic: str) -> Delivery:
         """The first message on a topic, as soon as it has come here too."""
@@ -48,7 +61,11 @@ class Adversary:
                 event = self._inbox.get(timeout=0.05)
             except queue.Empty:
                 continue
-            if isinstance(event, Delivery) and self.hears(event.topic) and event.payload not in said:
+            if (
+                isinstance(event, Delivery)
+                and self.hears(event.topic)
+                and event.payload not in said
+            ):
                 self.seen.append(event)
                 said |= {event.payload, event.payload[ENVELOPE_HEADER:]}
                 self.attack(event)

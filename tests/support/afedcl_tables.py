@@ -11,14 +11,19 @@ from research.afedcl.cell import Finished
 def shown(name: str, cells: list[Finished], folder: Path) -> str:
     """The Markdown; what is printed must say the same."""
     console = Console(width=300, record=True, quiet=False, file=(folder / "printed").open("w"))
-    report = experiment.report(name, [each.cell for each in cells], {each.key: each for each in cells})
+    report = experiment.report(
+        name, [each.cell for each in cells], {each.key: each for each in cells}
+    )
     text = report.markdown(reported.TITLES[name])
     for each in report.tables:
         console.print(each.rich())
     printed = console.export_text()
     for table in text.split("\n## ")[1:]:
         for line in table.splitlines()[4:]:
-            assert all(entry.strip() in printed for entry in line.replace("<br>", "|").strip("|").split("|"))
+            assert all(
+                entry.strip() in printed
+                for entry in line.replace("<br>", "|").strip("|").split("|")
+            )
     return text
 
 

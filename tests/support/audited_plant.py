@@ -20,7 +20,9 @@ def drafted(method: str, *, nodes: int = 4, **changes: Any) -> tuple[Spec, Array
 
 
 def striped(counts: list[int], seed: int, size: int = 32) -> LabelledImages:
-    """counts[c] images of class c, gray: stripes of a width by class, each with a look of its own."""
+    """counts[c] images of class c, gray: stripes of a width by class,
+    each with a look of its own.
+    """
     random = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(counts)), counts)
     across = np.arange(size)

@@ -15,7 +15,10 @@ MILLISECONDS = 120_000
 
 
 class Page:
-    """One tab. `problems` are errors and warnings of the console, `requests` the URLs that were asked for."""
+    """One tab.
+
+    `problems` are errors and warnings of the console, `requests` the URLs that were asked for.
+    """
 
     def __init__(self, tab: Tab):
         self.tab = tab
@@ -23,7 +26,12 @@ class Page:
         self.requests: list[str] = []
         tab.on("request", lambda request: self.requests.append(request.url))
         tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        tab.on("console", lambda told: self.problems.append(told.text) if told.type in ("error", "warning") else None)
+        tab.on(
+            "console",
+            lambda told: (
+                self.problems.append(told.text) if told.type in ("error", "warning") else None
+            ),
+        )
 
     def open(self, url: str) -> None:
         """Load a page, to its end."""
@@ -48,14 +56,18 @@ class Page:
         return self.tab.pdf(print_background=True)
 
     def violations(self) -> list[str]:
-        """What axe-core finds wrong for people who see, hear or move otherwise: rules, and where they are broken."""
+        """What axe-core finds wrong for people who see, hear or move otherwise: rules,
+        and where they are broken.
+        """
         found = Axe().run(self.tab).response["violations"]
         return [f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in found]
 
 
 @contextmanager
 def browse(**context: Any) -> Iterator[Page]:
-    """A fresh browser, and a tab in it; `context` as Playwright's `new_context` takes it: locale, viewport."""
+    """A fresh browser, and a tab in it; `context` as Playwright's `new_context` takes it:
+    locale, viewport.
+    """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         try:

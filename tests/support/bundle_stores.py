@@ -8,7 +8,8 @@ from edge.bundle import bundle_format
 from edge.registry.bundle_store import BundleStore
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
-OTHERS = ("green", "blue", "red")  # the same classes: what one bundle calls red the other calls green
+# the same classes: what one bundle calls red the other calls green
+OTHERS = ("green", "blue", "red")
 
 
 def tiny(folder: Path, round_: int = 1, classes: Sequence[str] = CLASSES) -> Path:

@@ -1,4 +1,6 @@
-"""Throw-away certificates for tests, with all that RFC 5280 wants in them: from 3.13 on, Python insists on it."""
+"""Throw-away certificates for tests, with all that RFC 5280 wants in them: from 3.13 on,
+Python insists on it.
+"""
 
 import datetime
 import ipaddress
@@ -33,7 +35,9 @@ class Authority:
         builder = _builder(self._name, self._name, self._key.public_key())
         certificate = (
             builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
+            )
             .add_extension(SIGNS_CERTIFICATES, critical=True)
             .sign(self._key, hashes.SHA256())
         )
@@ -41,7 +45,9 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, lifetime: datetime.timedelta = ONE_DAY) -> tuple[Path, Path]:
-        """Return files with a certificate for 127.0.0.1, which ends `lifetime` from now, and its key."""
+        """Return files with a certificate for 127.0.0.1, which ends `lifetime` from now,
+        and its key.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), self._name, key.public_key(), lifetime)
         here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
@@ -55,7 +61,9 @@ class Authority:
         files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files[1].write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
             )
         )
         return files
@@ -66,7 +74,10 @@ def _name(name: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lifetime: datetime.timedelta = ONE_DAY
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    lifetime: datetime.timedelta = ONE_DAY,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

@@ -1,8 +1,9 @@
-"""What a release leaves on disk, to be opened by every later one: `python -m tests.support.checked_in_state ARCHIVE`.
+"""What a release leaves on disk, to be opened by every later one: `python -m
+tests.support.checked_in_state ARCHIVE`.
 
-`suspended/` is a federation between two of its rounds, `finished/` its coordinator and one plant at its end, `bundle/`
-what that plant has exported, `outbox/` a line's with three verdicts that its sink has not had. It is written once for
-each release, as it is then.
+`suspended/` is a federation between two of its rounds, `finished/` its coordinator and one plant at
+its end, `bundle/` what that plant has exported, `outbox/` a line's with three verdicts that its
+sink has not had. It is written once for each release, as it is then.
 """
 
 import shutil
@@ -54,7 +55,9 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder / "broker")
     for name in PLANTS[1:]:
         shutil.rmtree(folder / "finished" / name)
-    (written,) = export([folder / "finished" / "plant-a" / "model"], folder / "bundles", progress.ignore)
+    (written,) = export(
+        [folder / "finished" / "plant-a" / "model"], folder / "bundles", progress.ignore
+    )
     written.folder.rename(folder / "bundle")
     shutil.rmtree(folder / "bundles")
     with open_outbox(folder / "outbox", Limits()) as outbox:

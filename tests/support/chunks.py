@@ -8,7 +8,13 @@ KIB = 1024
 
 
 def manifest_of(data: bytes, chunk_size: int = KIB, **fields: object) -> Manifest:
-    facts = {"federation": "f", "run": "0" * 16, "round": 4, "node": "holder", "digest": digest_of(data)}
+    facts = {
+        "federation": "f",
+        "run": "0" * 16,
+        "round": 4,
+        "node": "holder",
+        "digest": digest_of(data),
+    }
     return Manifest(**facts | {"size": len(data), "chunk_size": chunk_size} | fields)
 
 

@@ -1,4 +1,6 @@
-"""A method of class means, computed from statistics that nodes contribute; before that they may train as in FedAvg."""
+"""A method of class means, computed from statistics that nodes contribute;
+before that they may train as in FedAvg.
+"""
 
 import msgspec
 import numpy as np
@@ -30,9 +32,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def make_method(training: Training, options: Options) -> Method:
     """The method as a value."""
     statistics = Statistics(
-        shapes=shapes, features=features, make=make, check=check, check_totals=lambda *_: None, deploy=deploy,
+        shapes=shapes,
+        features=features,
+        make=make,
+        check=check,
+        check_totals=lambda *_: None,
+        deploy=deploy,
         fusion=SINGLE,
-    )  # fmt: skip
+    )
     if options.trained:
         return fedavg(training, OneStage())._replace(statistics=statistics)
     return Method(train=(), sends=send_prefixes(), statistics=statistics, metrics=())
@@ -65,7 +72,10 @@ def check(sums: Arrays, classes: int) -> None:
 
 
 def deploy(network: Network, own: Tensors, received: Tensors, served: bool) -> Tensors:
-    """The nearest class mean. What others have is never negative: the totals have held the node's own sums."""
+    """The nearest class mean.
+
+    What others have is never negative: the totals have held the node's own sums.
+    """
     assert (received[COUNTS] >= 0).all()
     counts, summed = (own[name] + received[name] for name in (COUNTS, FEATURES))
     means = (summed / counts[:, None].clamp(min=1) / 2**GRID).float()
@@ -77,7 +87,9 @@ def deploy(network: Network, own: Tensors, received: Tensors, served: bool) -> T
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make the method known by its name, which is returned, as long as a test runs; what trains alone is brief."""
+    """Make the method known by its name, which is returned, as long as a test runs;
+    what trains alone is brief.
+    """
     monkeypatch.setattr(alone, "ROUNDS", 2)
     monkeypatch.setitem(METHODS, NAME, Entry(Options, make_method))
     return NAME

@@ -1,4 +1,6 @@
-"""Images of three colours, a tiny bundle that has judged some of them, and a line that serves it."""
+"""Images of three colours, a tiny bundle that has judged some of them,
+and a line that serves it.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,15 +18,22 @@ from edge.uncertainty.reference import Reference
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
 SIZE = 16
-STRIPES = np.tile([6, 6, -6, -6], SIZE // 4)[:, None, None]  # without a mean: a frame of one colour would be blank
-CONFIDENCE = Confidence(images=60, coverage=0.95, accuracy=0.99, thresholds={"red": 0.8, "green": 0.8, "blue": 0.8})
+# without a mean: a frame of one colour would be blank
+STRIPES = np.tile([6, 6, -6, -6], SIZE // 4)[:, None, None]
+CONFIDENCE = Confidence(
+    images=60, coverage=0.95, accuracy=0.99, thresholds={"red": 0.8, "green": 0.8, "blue": 0.8}
+)
 
 
-def picture(random: np.random.Generator, label: int, *, strong: float = 80, noise: float = 8) -> NDArray[np.uint8]:
+def picture(
+    random: np.random.Generator, label: int, *, strong: float = 80, noise: float = 8
+) -> NDArray[np.uint8]:
     """uint8 [SIZE, SIZE, 3]: gray with more of one colour, in stripes."""
     color = np.full(3, 110.0)
     color[label] += strong
-    return np.clip(color + random.normal(0, noise, 3) + STRIPES + np.zeros((SIZE, SIZE, 1)), 0, 255).astype(np.uint8)
+    return np.clip(
+        color + random.normal(0, noise, 3) + STRIPES + np.zeros((SIZE, SIZE, 1)), 0, 255
+    ).astype(np.uint8)
 
 
 def pictures(count: int, seed: int) -> NDArray[np.uint8]:
@@ -37,7 +46,9 @@ def judged_bundle(
     folder: Path, *, confidence: Confidence | None = CONFIDENCE, images: int = 60, node: str = "a"
 ) -> Path:
     """A bundle with a reference from so many images."""
-    outputs = Predictor(tiny_bundle(folder, extras=True)).run(pictures(images, 0), ("opinions", "features"))
+    outputs = Predictor(tiny_bundle(folder, extras=True)).run(
+        pictures(images, 0), ("opinions", "features")
+    )
     assert outputs.features is not None
     reference = Reference.from_features(
         outputs.features, outputs.probabilities.argmax(1), len(CLASSES), outputs.opinions
@@ -78,6 +89,9 @@ def judge(pipeline: Pipeline, *frames: Frame) -> list[Verdict | Failure]:
 
 def shown(pipeline: Pipeline, images: Sequence[NDArray[np.uint8]]) -> list[Verdict]:
     """The verdicts on frames of a camera."""
-    found = judge(pipeline, *(Frame(f"frame-{number}", image, "camera") for number, image in enumerate(images)))
+    found = judge(
+        pipeline,
+        *(Frame(f"frame-{number}", image, "camera") for number, image in enumerate(images)),
+    )
     assert all(isinstance(each, Verdict) for each in found), found
     return [each for each in found if isinstance(each, Verdict)]

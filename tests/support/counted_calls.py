@@ -1,4 +1,6 @@
-"""What a piece of work costs, told by its calls: a busy machine changes a time, and not their number."""
+"""What a piece of work costs, told by its calls: a busy machine changes a time,
+and not their number.
+"""
 
 import sys
 from collections.abc import Callable

@@ -21,9 +21,11 @@ from edge.daemon.daemon import serve
 from edge.config.line_settings import Settings, add_options
 options = json.loads(sys.argv[1])
 bundle = Path(options.pop("bundle"))
-settings = add_options(Settings(), *(options.pop(name, None) for name in ("watch", "output", "mqtt")))
+settings = add_options(Settings(), *(options.pop(name, None) for name in ("watch", "output", \
+"mqtt")))
 try:
-    sys.exit(serve(bundle, settings, Instance("line-1", bundle.parent / "state"), **{"port": 0} | options))
+    sys.exit(serve(bundle, settings, Instance("line-1", bundle.parent / "state"), \
+**{"port": 0} | options))
 except EdgeNodeError as error:
     sys.exit(str(error))
 """
@@ -106,7 +108,9 @@ def serving_daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
         str(memory),
         *map(str, arguments),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stderr
             said = []
@@ -116,7 +120,8 @@ def serving_daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
                 said.append(line)
             else:
                 raise AssertionError("".join(said))
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # or its pipe would fill
+            # or its pipe would fill
+            threading.Thread(target=process.stderr.read, daemon=True).start()
             found = Daemon(process, line.split()[1])
             found.said = "".join(said)
             with found.client:

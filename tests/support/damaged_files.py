@@ -1,4 +1,5 @@
-"""Faults of every file that a state folder holds: each is tried, and must end with recovery or a remedy that works.
+"""Faults of every file that a state folder holds: each is tried,
+and must end with recovery or a remedy that works.
 
 `python -m tests.support.damaged_files` tries them all and prints the table of docs/security.md.
 """
@@ -46,15 +47,23 @@ class Snapshot(NamedTuple):
 
     newer: Path
     older: Path
-    part: Callable[[str], str] = lambda file: file.partition("/")[0]  # files of several parts are damaged at once
+    # files of several parts are damaged at once
+    part: Callable[[str], str] = lambda file: file.partition("/")[0]
 
     def files(self) -> list[str]:
         """All of them, by walking."""
-        return sorted(str(path.relative_to(self.newer)) for path in self.newer.rglob("*") if path.is_file())
+        return sorted(
+            str(path.relative_to(self.newer)) for path in self.newer.rglob("*") if path.is_file()
+        )
 
     def cases(self) -> list[Case]:
         """Every fault of every file, but for those that would change nothing."""
-        return [Case(file, fault) for file in self.files() for fault in FAULTS if self._makes_sense(file, fault)]
+        return [
+            Case(file, fault)
+            for file in self.files()
+            for fault in FAULTS
+            if self._makes_sense(file, fault)
+        ]
 
     def _makes_sense(self, file: str, fault: str) -> bool:
         now, before = self.newer / file, self.older / file
@@ -96,24 +105,35 @@ FAULTS: Mapping[str, Callable[[Path, Path], object]] = {
     "older": lambda path, older: shutil.copyfile(older, path),
 }
 Start = Callable[[Path, str], Outcome]
-"""Starts all whose folders are in a folder, and checks that they go on rightly. EdgeNodeError: one has refused to.
+"""Starts all whose folders are in a folder, and checks that they go on rightly.
+
+EdgeNodeError: one has refused to.
 
 The second argument is a remedy whose commands, abort and --new, are carried out before.
 """
 
 
 def unknown(files: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Files of a kind that nobody has thought of: they need a look at what becomes of a damaged one."""
+    """Files of a kind that nobody has thought of:
+    they need a look at what becomes of a damaged one.
+    """
     return [file for file in files if not any(fnmatch.fnmatchcase(file, each) for each in known)]
 
 
 def try_all(
-    kind: str, snapshot: Snapshot, cases: Sequence[Case], start: Start, folder: Path, most: int | None = None
+    kind: str,
+    snapshot: Snapshot,
+    cases: Sequence[Case],
+    start: Start,
+    folder: Path,
+    most: int | None = None,
 ) -> dict[Case, Outcome]:
-    """What became of each. Several files of different owners are damaged at once; after a refusal, one by one.
+    """What became of each.
 
-    Where a start takes seconds, `most` is how many times several are damaged in a test: always the same ones. `main`
-    tries all.
+    Several files of different owners are damaged at once; after a refusal, one by one.
+
+    Where a start takes seconds, `most` is how many times several are damaged in a test: always the
+    same ones. `main` tries all.
     """
     outcomes: dict[Case, Outcome] = {}
     batches = [*_batches(cases, snapshot.part)]
@@ -132,7 +152,10 @@ def try_all(
             outcomes |= {case: _try(snapshot, case, start, folder) for case in batch}
     if file := os.environ.get(_RESULTS):
         with Path(file).open("ab") as results:
-            results.writelines(msgspec.json.encode((kind, *case, ended)) + b"\n" for case, ended in outcomes.items())
+            results.writelines(
+                msgspec.json.encode((kind, *case, ended)) + b"\n"
+                for case, ended in outcomes.items()
+            )
     return outcomes
 
 
@@ -162,11 +185,15 @@ def _try(snapshot: Snapshot, case: Case, start: Start, folder: Path) -> Outcome:
 def check_refusal(error: EdgeNodeError, case: Case, folder: Path) -> None:
     """A message names the file or its folder, the fault and a remedy."""
     assert not isinstance(explain(error), BugError), f"{case}: {error}"
-    assert str(folder / case.owner) in str(error) or Path(case.file).name in str(error), f"{case}: {error}"
+    assert str(folder / case.owner) in str(error) or Path(case.file).name in str(error), (
+        f"{case}: {error}"
+    )
     assert error.remedy, f"{case}: {error}"
 
 
-def _remedies(text: str, snapshot: Snapshot, case: Case) -> list[tuple[Callable[[Path], object], str]]:
+def _remedies(
+    text: str, snapshot: Snapshot, case: Case
+) -> list[tuple[Callable[[Path], object], str]]:
     """What a remedy offers to do: with the files, and what commands come then."""
     found: list[tuple[Callable[[Path], object], str]] = []
     if re.search("restore|copy .* again|bring (.* )?back|put .* back", text):
@@ -196,7 +223,10 @@ def table(results: Iterable[tuple[str, str, str, Outcome]]) -> str:
     for kind, cases in kinds.items():
         files, ends = {file for file, _, _ in cases}, Counter(ended for _, _, ended in cases)
         tried = [sum(fault.startswith(each) for _, fault, _ in cases) for each in faults]
-        lines.append(f"| {kind} | {' | '.join(map(str, (len(files), *tried, *(ends[each] for each in OUTCOMES))))} |")
+        lines.append(
+            f"| {kind} | "
+            f"{' | '.join(map(str, (len(files), *tried, *(ends[each] for each in OUTCOMES))))} |"
+        )
     return "\n".join(lines)
 
 
@@ -206,7 +236,9 @@ def main() -> int:
         os.environ[_RESULTS] = results.name
         modules = sorted(map(str, Path(__file__).parents[1].rglob("test_damaged_files.py")))
         code = pytest.main(["-q", "-m", "slow or not slow", *modules])
-        print(table(msgspec.json.decode(line, type=tuple[str, str, str, Outcome]) for line in results))
+        print(
+            table(msgspec.json.decode(line, type=tuple[str, str, str, Outcome]) for line in results)
+        )
     return code
 
 

@@ -1,4 +1,6 @@
-"""The doctor's checks against one broker, together or singly, and brokers configured as a test wants."""
+"""The doctor's checks against one broker, together or singly,
+and brokers configured as a test wants.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ from tests.support.waiting import wait_until
 EVERY = [find.__name__ for find in (*REACH, *BROKER, *LOOPBACK, *LOCAL)]
 
 
-def diagnose(endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float = 10) -> dict[str, Result]:
+def diagnose(
+    endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float = 10
+) -> dict[str, Result]:
     """Every check by its name."""
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)
@@ -25,22 +29,32 @@ def diagnose(endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float 
 
 
 @contextmanager
-def tried(endpoint: Endpoint | str, name: str = "plant-a", **known: object) -> Iterator[CheckContext]:
+def tried(
+    endpoint: Endpoint | str, name: str = "plant-a", **known: object
+) -> Iterator[CheckContext]:
     """A context for single checks, with MQTT 5."""
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)
-    with CheckContext(endpoint, name, Path(), **{"timeout": 10, "version": MQTT5, **known}) as context:  # type: ignore[arg-type]
+    with CheckContext(
+        endpoint, name, Path(), **{"timeout": 10, "version": MQTT5, **known}
+    ) as context:  # type: ignore[arg-type]
         yield context
 
 
 @contextmanager
 def configured(folder: Path, *lines: str) -> Iterator[int]:
-    """The port of a mosquitto that admits everybody, with these lines in its configuration, or as they say."""
+    """The port of a mosquitto that admits everybody, with these lines in its configuration,
+    or as they say.
+    """
     port = free_port()
     folder.mkdir(exist_ok=True)
-    (folder / "conf").write_text("\n".join(["user root", f"listener {port} 127.0.0.1", "allow_anonymous true", *lines]))
+    (folder / "conf").write_text(
+        "\n".join(["user root", f"listener {port} 127.0.0.1", "allow_anonymous true", *lines])
+    )
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([str(find_mosquitto()), "-c", str(folder / "conf")], stderr=log, stdout=log)
+        process = subprocess.Popen(
+            [str(find_mosquitto()), "-c", str(folder / "conf")], stderr=log, stdout=log
+        )
     try:
         log_file = folder / "log"
         wait_until(

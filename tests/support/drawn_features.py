@@ -1,4 +1,6 @@
-"""Features of plants' images, drawn: unit vectors about class means, with correlated noise and slightly other views."""
+"""Features of plants' images, drawn: unit vectors about class means,
+with correlated noise and slightly other views.
+"""
 
 from typing import NamedTuple
 
@@ -22,7 +24,9 @@ class Plant(NamedTuple):
 
 
 def draw_plant(seed: int, counts: list[int], dimensions: int, *, number: int = 0) -> Plant:
-    """Plant `number` with counts[c] images of class c; all plants of a seed have the same classes."""
+    """Plant `number` with counts[c] images of class c;
+    all plants of a seed have the same classes.
+    """
     shared, own = generator(seed, "classes", dimensions), generator(seed, "plant", number, *counts)
     means = shared.standard_normal((len(counts), dimensions))
     mixing = shared.standard_normal((dimensions, dimensions)) / np.sqrt(dimensions)

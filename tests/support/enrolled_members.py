@@ -1,4 +1,6 @@
-"""Members that have made their own keys, and the administrator who certifies them, as they do it: by files."""
+"""Members that have made their own keys, and the administrator who certifies them,
+as they do it: by files.
+"""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +35,9 @@ class Administration:
     def __init__(self, folder: Path, federation: str = "steel"):
         self.folder, self.federation = folder, federation
 
-    def provision(self, *plants: Plant, ago: timedelta = timedelta(), **change: Any) -> MemberRegistry:
+    def provision(
+        self, *plants: Plant, ago: timedelta = timedelta(), **change: Any
+    ) -> MemberRegistry:
         """What a run with the requests of these plants makes of the register."""
         requests = [certificate_request.read(plant.place.request) for plant in plants]
         request = ChangeRequest(requests=requests, **change)

@@ -10,7 +10,14 @@ from broker_config.protocol.messages import Option, Training
 from research.afedcl.cell import Cell, Finished, NodeResult, Setting
 from trainer.training.seeding import generator
 
-NEU = Setting(dataset="NEU-CLS", images="a" * 64, partition="disjoint", nodes=5, samples=10, classes_per_node=2)
+NEU = Setting(
+    dataset="NEU-CLS",
+    images="a" * 64,
+    partition="disjoint",
+    nodes=5,
+    samples=10,
+    classes_per_node=2,
+)
 
 
 def finished(
@@ -26,7 +33,9 @@ def finished(
     own: float | UnsetType = UNSET,
     everyone: float | UnsetType = UNSET,
 ) -> Finished:
-    """A cell whose nodes all reached `accuracy` (and `own` and `everyone`); its F1 is two points lower."""
+    """A cell whose nodes all reached `accuracy` (and `own` and `everyone`);
+    its F1 is two points lower.
+    """
     cell = Cell(
         setting=setting,
         method=method,
@@ -49,13 +58,19 @@ def finished(
         everyone=everyone,
         history=history or {},
     )
-    nodes = [msgspec.structs.replace(node, name=f"plant-{number + 1}") for number in range(setting.nodes)]
+    nodes = [
+        msgspec.structs.replace(node, name=f"plant-{number + 1}") for number in range(setting.nodes)
+    ]
     return Finished(key=cell.key, cell=cell, nodes=nodes, seconds=1.0, machine="test")
 
 
-def scattered(methods: Iterable[str], seeds: int, setting: Setting = NEU, **more: object) -> list[Finished]:
+def scattered(
+    methods: Iterable[str], seeds: int, setting: Setting = NEU, **more: object
+) -> list[Finished]:
     """Cells with accuracies drawn around 0.8, the same ones every time."""
-    random = generator(0, "tests", *methods, setting.dataset, setting.partition, setting.samples, repr(more))
+    random = generator(
+        0, "tests", *methods, setting.dataset, setting.partition, setting.samples, repr(more)
+    )
     drawn = np.clip(random.normal(0.8, 0.05, (seeds, 12)), 0, 1)
     return [
         finished(method, float(drawn[seed, number]), seed, setting=setting, **more)  # type: ignore[arg-type]
@@ -70,7 +85,10 @@ def curves(*, adversarial: bool, seed: int, rounds: int = 20) -> dict[str, list[
     falls = np.full(rounds, 0.69) if adversarial else 0.69 * np.exp(-np.arange(rounds) / 4)
     losses = [float(value) for value in np.abs(falls + random.normal(0, 0.03, rounds))]
     shares = [
-        float(value) for value in 0.5 + 0.3 * (1 - np.exp(-np.arange(rounds) / 6)) + random.normal(0, 0.02, rounds)
+        float(value)
+        for value in 0.5
+        + 0.3 * (1 - np.exp(-np.arange(rounds) / 6))
+        + random.normal(0, 0.02, rounds)
     ]
     measured = [value if (number + 1) % 5 == 0 else None for number, value in enumerate(shares)]
     weights = [0.5 - 0.2 * loss for loss in losses]
@@ -78,11 +96,15 @@ def curves(*, adversarial: bool, seed: int, rounds: int = 20) -> dict[str, list[
 
 
 def answering(cell: Finished, labels: Iterable[int], log_probabilities: np.ndarray) -> Finished:
-    """The cell, as if each node's held-out images had these labels and its model these outputs, [images, classes]."""
+    """The cell, as if each node's held-out images had these labels and its model these outputs,
+    [images, classes].
+    """
     held_out = np.array([*labels], np.uint8)
     outputs = log_probabilities.astype(np.float16).tobytes()
     nodes = [
-        msgspec.structs.replace(node, tested=len(held_out), labels=held_out.tobytes(), log_probabilities=outputs)
+        msgspec.structs.replace(
+            node, tested=len(held_out), labels=held_out.tobytes(), log_probabilities=outputs
+        )
         for node in cell.nodes
     ]
     return msgspec.structs.replace(cell, nodes=nodes)

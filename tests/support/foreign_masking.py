@@ -1,4 +1,6 @@
-"""A node written from docs/protocol.md that masks what it contributes: no line of this project's masks."""
+"""A node written from docs/protocol.md that masks what it contributes:
+no line of this project's masks.
+"""
 
 import hashlib
 import hmac
@@ -29,17 +31,32 @@ DEAD = -1  # in place of a round: nothing more is done
 
 
 class MaskingForeignNode(ForeignNode):
-    """Takes part in a federation of FedAvg whose contributions are masked; `members` are the keys of its charter.
+    """Takes part in a federation of FedAvg whose contributions are masked;
+    `members` are the keys of its charter.
 
     Its process dies when it is told what `dies_at` names, a field of MaskingStep.
     """
 
     def __init__(
-        self, port: int, name: str, *, weight: float, shift: float, key: Ed25519PrivateKey,
-        coordinator: Ed25519PublicKey, members: Mapping[str, Ed25519PublicKey], dies_at: str = "",
-    ):  # fmt: skip
+        self,
+        port: int,
+        name: str,
+        *,
+        weight: float,
+        shift: float,
+        key: Ed25519PrivateKey,
+        coordinator: Ed25519PublicKey,
+        members: Mapping[str, Ed25519PublicKey],
+        dies_at: str = "",
+    ):
         super().__init__(
-            port, name, MQTTProtocolVersion.MQTTv5, weight=weight, shift=shift, key=key, coordinator=coordinator
+            port,
+            name,
+            MQTTProtocolVersion.MQTTv5,
+            weight=weight,
+            shift=shift,
+            key=key,
+            coordinator=coordinator,
         )
         self.members, self.signing, self.dies_at = members, key, dies_at
         self.welcomed, self.masked_round = False, 0  # the round that the rest is of
@@ -62,7 +79,9 @@ class MaskingForeignNode(ForeignNode):
             return super().seal(topic, message)
         text = zstandard.compress(json.dumps(message).encode())
         text = self.encrypt(topic, text) if self.encrypted else text
-        return b"\x01" + self.signing.sign(b"\0".join((b"edge-node/v1", topic.encode(), text))) + text
+        return (
+            b"\x01" + self.signing.sign(b"\0".join((b"edge-node/v1", topic.encode(), text))) + text
+        )
 
     def answer(self, **what: Any) -> None:
         self.tell("up", type="MaskingAnswer", run=self.spec["run"], round=self.masked_round, **what)
@@ -86,7 +105,9 @@ class MaskingForeignNode(ForeignNode):
         super().follow(message)
         self.welcomed |= message.get("type") == "Welcome"
         is_open = self.welcomed and self.state.get("status") == "open"
-        if is_open and (self.state["round"] > self.masked_round or message.get("type") == "Welcome"):
+        if is_open and (
+            self.state["round"] > self.masked_round or message.get("type") == "Welcome"
+        ):
             self.tell_keys()
         if message.get("type") == "MaskingStep" and message["round"] == self.masked_round:
             self.take_part(message)
@@ -104,7 +125,10 @@ class MaskingForeignNode(ForeignNode):
             "cipher": public(self.cipher),
             "commitment": self.derive_commitment().hex(),
         }
-        return keys | {"classes": [], "signature": self.sign("mask keys", self.name, *keys.values(), "")}
+        return keys | {
+            "classes": [],
+            "signature": self.sign("mask keys", self.name, *keys.values(), ""),
+        }
 
     def derive_commitment(self) -> bytes:
         return expand(self.own, "commitment")
@@ -135,7 +159,11 @@ class MaskingForeignNode(ForeignNode):
                 self.check(name, keys["signature"], "mask keys", name, *told(keys))
             others = [name for name in self.cohort if name != self.name]
             is_all = not 0 < self.spec["mask_neighbours"] < len(others)
-            self.neighbours = others if is_all else secrets.SystemRandom().sample(others, self.spec["mask_neighbours"])
+            self.neighbours = (
+                others
+                if is_all
+                else secrets.SystemRandom().sample(others, self.spec["mask_neighbours"])
+            )
             self.deal(threshold if is_all else len(self.neighbours) // 2)
             self.answer(shares={name: self.encrypt_share(name) for name in self.neighbours})
         if step["counted"]:
@@ -166,9 +194,18 @@ class MaskingForeignNode(ForeignNode):
         """Shares of both secrets for each member, 66 bytes."""
         self.dealt = dict.fromkeys(sorted(self.cohort), b"")
         for secret in (self.agreement, self.own):
-            coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(P) for _ in range(threshold - 1))]
+            coefficients = [
+                int.from_bytes(secret, "big"),
+                *(secrets.randbelow(P) for _ in range(threshold - 1)),
+            ]
             for place, name in enumerate(self.dealt, 1):
-                value = sum(coefficient * pow(place, power, P) for power, coefficient in enumerate(coefficients)) % P
+                value = (
+                    sum(
+                        coefficient * pow(place, power, P)
+                        for power, coefficient in enumerate(coefficients)
+                    )
+                    % P
+                )
                 self.dealt[name] += value.to_bytes(33, "big")
 
     def share_cipher(self, other: str, *way: str) -> ChaCha20Poly1305:
@@ -176,14 +213,21 @@ class MaskingForeignNode(ForeignNode):
         return ChaCha20Poly1305(extract(shared, "share", *self.scope, self.cohort_digest(), *way))
 
     def encrypt_share(self, receiver: str) -> str:
-        sealed = self.share_cipher(receiver, self.name, receiver).encrypt(bytes(12), self.dealt[receiver], None)
+        sealed = self.share_cipher(receiver, self.name, receiver).encrypt(
+            bytes(12), self.dealt[receiver], None
+        )
         return sealed.hex()
 
     def reveal(self) -> dict[str, str]:
         found = {self.name: self.dealt[self.name]}
         for name, sealed in self.shares.items():
-            found[name] = self.share_cipher(name, name, self.name).decrypt(bytes(12), bytes.fromhex(sealed), None)
-        return {name: (both[33:] if name in self.survivors else both[:33]).hex() for name, both in found.items()}
+            found[name] = self.share_cipher(name, name, self.name).decrypt(
+                bytes(12), bytes.fromhex(sealed), None
+            )
+        return {
+            name: (both[33:] if name in self.survivors else both[:33]).hex()
+            for name, both in found.items()
+        }
 
     # The contribution
 
@@ -211,7 +255,11 @@ class MaskingForeignNode(ForeignNode):
         blob = save(masked)
         digest = hashlib.sha256(blob).hexdigest()
         self.offered = {digest: blob}
-        manifest = self.state["broadcast"] | {"node": self.name, "digest": digest, "size": len(blob)}
+        manifest = self.state["broadcast"] | {
+            "node": self.name,
+            "digest": digest,
+            "size": len(blob),
+        }
         self.contribution = {"type": "Contribution", "run": self.spec["run"], "round": self.round}
         self.contribution |= {"weight": 1, "blob": manifest}
         self.tell("up", **self.contribution)
@@ -226,7 +274,12 @@ class MaskingForeignNode(ForeignNode):
 
 def told(keys: dict[str, Any]) -> list[str]:
     """What is signed of a node's keys."""
-    return [keys["agreement"], keys["cipher"], keys["commitment"], ",".join(map(str, keys["classes"]))]
+    return [
+        keys["agreement"],
+        keys["cipher"],
+        keys["commitment"],
+        ",".join(map(str, keys["classes"])),
+    ]
 
 
 def public(private: bytes) -> str:

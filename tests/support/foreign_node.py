@@ -1,4 +1,6 @@
-"""A node written from docs/protocol.md: MQTT, JSON, zstd, SHA-256, safetensors, ciphers, nothing of this project."""
+"""A node written from docs/protocol.md: MQTT, JSON, zstd, SHA-256, safetensors, ciphers,
+nothing of this project.
+"""
 
 import hashlib
 import json
@@ -28,11 +30,14 @@ Tensors = dict[str, np.ndarray]
 
 def parse(text: bytes) -> dict[str, Any]:
     """A message, compressed or not."""
-    return dict(json.loads(zstandard.decompress(text) if text.startswith(b"\x28\xb5\x2f\xfd") else text))
+    return dict(
+        json.loads(zstandard.decompress(text) if text.startswith(b"\x28\xb5\x2f\xfd") else text)
+    )
 
 
 class ForeignNode:
-    """Takes part in the federation `default` without images: it contributes what it received, plus `shift`.
+    """Takes part in the federation `default` without images:
+    it contributes what it received, plus `shift`.
 
     With `encrypts` unset it is a node of a version that knows no encryption.
     """
@@ -54,7 +59,13 @@ class ForeignNode:
         self.pair = X25519PrivateKey.generate() if encrypts else None
         self.group_key = self.node_key = b""  # of an encrypted federation, once they are known
         self.key, self.coordinator = key, coordinator  # of a signed federation
-        self.port, self.name, self.version, self.weight, self.shift = port, name, version, weight, shift
+        self.port, self.name, self.version, self.weight, self.shift = (
+            port,
+            name,
+            version,
+            weight,
+            shift,
+        )
         self.session = secrets.token_hex(8)
         self.spec: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
@@ -72,7 +83,9 @@ class ForeignNode:
 
     def run(self, dies_in: int = -1) -> Tensors:
         """Take part to the end and return the result; or die when a round opens."""
-        self.control.will_set(self.topic("nodes", self.name, "presence"), self.presence(online=False), 1, retain=True)
+        self.control.will_set(
+            self.topic("nodes", self.name, "presence"), self.presence(online=False), 1, retain=True
+        )
         self.connect(self.data, persistent=False)
         self.connect(self.control, persistent=True)
         deadline = time.monotonic() + self.patience
@@ -138,7 +151,9 @@ class ForeignNode:
         """A message of which nothing is open."""
         key = self.key_of(topic)
         head = b"\x03" + self.derive(key, "id")[:8] + (nonce := secrets.token_bytes(12)) + bytes(4)
-        return head + ChaCha20Poly1305(self.derive(key, "message", topic)).encrypt(nonce, text, head)
+        return head + ChaCha20Poly1305(self.derive(key, "message", topic)).encrypt(
+            nonce, text, head
+        )
 
     def decrypt(self, topic: str, payload: bytes) -> dict[str, Any]:
         """The message, or its open part; empty if neither can be read."""
@@ -154,7 +169,14 @@ class ForeignNode:
 
     def take_keys(self, welcome: dict[str, Any]) -> None:
         assert self.pair is not None
-        parts = ("group key", "default", self.spec["run"], self.name, self.session, welcome["server"])
+        parts = (
+            "group key",
+            "default",
+            self.spec["run"],
+            self.name,
+            self.session,
+            welcome["server"],
+        )
         info, suite = (
             "\0".join(("edge-node/v1", *parts)).encode(),
             Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305),
@@ -167,7 +189,11 @@ class ForeignNode:
     def chunks_topic(self, holder: str, digest: str, size: int) -> str:
         """As the broker knows it."""
         topic = self.topic("blobs", holder, "chunks", digest, str(size))
-        return topic.replace(digest, self.derive(self.key_of(topic), "blob", topic).hex()) if self.encrypted else topic
+        return (
+            topic.replace(digest, self.derive(self.key_of(topic), "blob", topic).hex())
+            if self.encrypted
+            else topic
+        )
 
     def chunk_cipher(self, holder: str, digest: str, size: int) -> ChaCha20Poly1305:
         topic = self.topic("blobs", holder, "chunks", digest, str(size))
@@ -187,11 +213,15 @@ class ForeignNode:
         """What the coordinator says; raises InvalidSignature if somebody else does."""
         if self.coordinator is not None:
             assert payload[:1] == b"\x01"
-            self.coordinator.verify(payload[1:65], b"\0".join((b"edge-node/v1", topic.encode(), payload[65:])))
+            self.coordinator.verify(
+                payload[1:65], b"\0".join((b"edge-node/v1", topic.encode(), payload[65:]))
+            )
             payload = payload[65:]
         message = self.decrypt(topic, payload)
         if self.coordinator is not None and (broadcast := message.get("broadcast")):
-            fields = [str(broadcast[name]) for name in ("federation", "run", "round", "node", "digest")]
+            fields = [
+                str(broadcast[name]) for name in ("federation", "run", "round", "node", "digest")
+            ]
             signed = b"\0".join((b"edge-node/v1", b"broadcast", "\n".join(fields).encode()))
             self.coordinator.verify(bytes.fromhex(broadcast["signature"]), signed)
         return message
@@ -208,10 +238,18 @@ class ForeignNode:
         if message is None and client is self.control:
             down = self.topic("nodes", self.name, "down")
             coordinator = self.topic("nodes/coordinator/presence")
-            client.subscribe([(topic, 1) for topic in (self.topic("spec"), self.topic("round"), down, coordinator)])
+            client.subscribe(
+                [
+                    (topic, 1)
+                    for topic in (self.topic("spec"), self.topic("round"), down, coordinator)
+                ]
+            )
             self.announce()
         elif message is None:
-            wants, chunks = self.topic("blobs", self.name, "want/+"), self.topic("blobs/coordinator/chunks/+/+")
+            wants, chunks = (
+                self.topic("blobs", self.name, "want/+"),
+                self.topic("blobs/coordinator/chunks/+/+"),
+            )
             client.subscribe([(wants, 0), (chunks, 0)])
             self.ask(again=True)
         elif client is self.control:
@@ -227,8 +265,19 @@ class ForeignNode:
     def announce(self) -> None:
         if self.spec:
             self.appear(online=True)
-            key = self.pair.public_key().public_bytes_raw().hex() if self.encrypted and self.pair else ""
-            self.tell("up", type="Hello", run=self.spec["run"], software="foreign", round=self.round, key=key)
+            key = (
+                self.pair.public_key().public_bytes_raw().hex()
+                if self.encrypted and self.pair
+                else ""
+            )
+            self.tell(
+                "up",
+                type="Hello",
+                run=self.spec["run"],
+                software="foreign",
+                round=self.round,
+                key=key,
+            )
         if self.contribution and not self.encrypted:
             self.tell("up", **self.contribution)
 
@@ -243,9 +292,12 @@ class ForeignNode:
                 self.take_keys(message)
                 if self.contribution:  # what was said with another key was said to nobody
                     self.tell("up", **self.contribution)
-            case "Presence" if message["online"]:  # the coordinator is back, and may have missed what was said
+            # the coordinator is back, and may have missed what was said
+            case "Presence" if message["online"]:
                 self.announce()
-            case "Accepted" if message["session"] == self.session and message["round"] == self.round:
+            case "Accepted" if (
+                message["session"] == self.session and message["round"] == self.round
+            ):
                 self.contribution, self.offered = {}, {}
             case "Refusal" if message["session"] == self.session:
                 raise AssertionError(message)
@@ -260,11 +312,17 @@ class ForeignNode:
         shapes = {name: tensor["shape"] for name, tensor in self.spec["tensors"].items()}
         assert {name: list(value.shape) for name, value in received.items()} == shapes
         prefixes = [prefix + "." for prefix in self.spec["sends"]]
-        names = [name for name in received if any(f"{name}.".startswith(prefix) for prefix in prefixes)]
+        names = [
+            name for name in received if any(f"{name}.".startswith(prefix) for prefix in prefixes)
+        ]
         blob = save({name: received[name] + np.float32(self.shift) for name in names})
         digest = hashlib.sha256(blob).hexdigest()
         self.round, self.offered = self.state["round"], {digest: blob}
-        manifest = self.state["broadcast"] | {"node": self.name, "digest": digest, "size": len(blob)}
+        manifest = self.state["broadcast"] | {
+            "node": self.name,
+            "digest": digest,
+            "size": len(blob),
+        }
         self.contribution = {"type": "Contribution", "run": self.spec["run"], "round": self.round}
         self.contribution |= {"weight": self.weight, "blob": manifest}
         self.tell("up", **self.contribution)
@@ -280,8 +338,12 @@ class ForeignNode:
             for index in want["chunks"]:
                 data = blob[index * size : (index + 1) * size]
                 if self.encrypted:
-                    data = self.chunk_cipher(self.name, digest, size).encrypt(struct.pack(">8xI", index), data, None)
-                self.data.publish(self.chunks_topic(self.name, digest, size), struct.pack(">I", index) + data)
+                    data = self.chunk_cipher(self.name, digest, size).encrypt(
+                        struct.pack(">8xI", index), data, None
+                    )
+                self.data.publish(
+                    self.chunks_topic(self.name, digest, size), struct.pack(">I", index) + data
+                )
 
     def ask(self, *, again: bool = False) -> None:
         if not self.fetching:
@@ -290,13 +352,20 @@ class ForeignNode:
             self.asked.clear()
         size = self.fetching["chunk_size"]
         missing = [
-            index for index in range(-(-self.fetching["size"] // size)) if index not in {*self.have, *self.asked}
+            index
+            for index in range(-(-self.fetching["size"] // size))
+            if index not in {*self.have, *self.asked}
         ]
         random.shuffle(missing)
         if chunks := missing[: self.room - len(self.asked)]:
             self.asked |= {*chunks}
             topic = self.topic("blobs/coordinator/want", self.name)
-            want = {"type": "Want", "digest": self.fetching["digest"], "chunk_size": size, "chunks": chunks}
+            want = {
+                "type": "Want",
+                "digest": self.fetching["digest"],
+                "chunk_size": size,
+                "chunks": chunks,
+            }
             text = json.dumps(want).encode()
             self.data.publish(topic, self.encrypt(topic, text) if self.encrypted else text)
 
@@ -309,7 +378,9 @@ class ForeignNode:
             return
         (index,), data = struct.unpack(">I", message.payload[:4]), bytes(message.payload[4:])
         if self.encrypted:
-            data = self.chunk_cipher("coordinator", digest, size).decrypt(struct.pack(">8xI", index), data, None)
+            data = self.chunk_cipher("coordinator", digest, size).decrypt(
+                struct.pack(">8xI", index), data, None
+            )
         self.have[index] = data
         self.asked.discard(index)
         self.room += 1

@@ -1,4 +1,6 @@
-"""`edge-node` processes that a fork server starts in milliseconds: it has imported torch, once for all of them."""
+"""`edge-node` processes that a fork server starts in milliseconds: it has imported torch,
+once for all of them.
+"""
 
 import multiprocessing
 import os
@@ -18,9 +20,17 @@ CONTEXT.set_forkserver_preload(
 
 
 class Forked:
-    """A running `edge-node ARGUMENTS`, with what tests ask of a `subprocess.Popen`; its output goes to `log`."""
+    """A running `edge-node ARGUMENTS`, with what tests ask of a `subprocess.Popen`;
+    its output goes to `log`.
+    """
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None):
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        cwd: Path | None = None,
+    ):
         log.write_bytes(b"")
         self._process: Any = CONTEXT.Process(
             target=_live, args=(arguments, log, {**os.environ, **environment}, cwd or Path.cwd())
@@ -56,7 +66,9 @@ class Forked:
 
 
 def _live(arguments: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path) -> None:
-    """Be the process, in the starter's environment and folder of now: the fork server has those of its own start."""
+    """Be the process, in the starter's environment and folder of now:
+    the fork server has those of its own start.
+    """
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

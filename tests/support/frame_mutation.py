@@ -21,7 +21,12 @@ from tests.support.plants import CLASSES, start
 from trainer.models.named_tensors import strip_prefix
 
 Json = dict[str, Any]
-SHAPES = {"encoder.deep.weight": (16, 3, 3, 3), "encoder.norm.bias": (16,), "encoder.scale": (), "encoder.none": (0, 4)}
+SHAPES = {
+    "encoder.deep.weight": (16, 3, 3, 3),
+    "encoder.norm.bias": (16,),
+    "encoder.scale": (),
+    "encoder.none": (0, 4),
+}
 SENT = {name: TensorSpec(shape, 40) for name, shape in SHAPES.items()}  # what a contribution holds
 
 
@@ -37,7 +42,9 @@ def small_encoder() -> dict[str, np.ndarray]:
     random, width = np.random.default_rng(0), (3, 16, 32, 64, 64)
     encoder = {}
     for layer, (above, below) in enumerate(pairwise(width)):
-        encoder[f"encoder.features.{3 * layer}.weight"] = random.normal(0, 0.1, (below, above, 3, 3))
+        encoder[f"encoder.features.{3 * layer}.weight"] = random.normal(
+            0, 0.1, (below, above, 3, 3)
+        )
         encoder[f"encoder.features.{3 * layer + 1}.weight"] = np.ones(below)
         encoder |= {f"encoder.features.{3 * layer + norm}.bias": np.zeros(below) for norm in (0, 1)}
     return {name: value.astype(np.float32) for name, value in encoder.items()}
@@ -50,12 +57,16 @@ def small_weights(path: Path) -> Path:
 
 
 def record(folder: Path) -> list[Frame]:
-    """All that passes a broker while two nodes take part in a federation of two rounds, in order."""
+    """All that passes a broker while two nodes take part in a federation of two rounds,
+    in order.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     frames: list[Frame] = []
     with start_broker(folder / "broker", kind="mosquitto") as broker:
         tap = mqtt.Client(CallbackAPIVersion.VERSION2, "tap", protocol=MQTTProtocolVersion.MQTTv5)
-        tap.on_message = lambda _client, _data, message: frames.append(Frame(message.topic, message.payload))
+        tap.on_message = lambda _client, _data, message: frames.append(
+            Frame(message.topic, message.payload)
+        )
         subscribed = threading.Event()
         tap.on_subscribe = lambda *_: subscribed.set()
         tap.connect("127.0.0.1", broker.port)
@@ -63,11 +74,29 @@ def record(folder: Path) -> list[Frame]:
         tap.loop_start()
         assert subscribed.wait(60)
         coordinator = start(
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small", "--rounds", 2,
-            "--method", "fedavg", "--weights", small_weights(folder / "weights"),
-            "--state", folder / "state", log=folder / "log", module="tests.support.small_chunks",
-        )  # fmt: skip
-        nodes = [ForeignNode(broker.port, name, MQTTProtocolVersion.MQTTv5, weight=5, shift=0.1) for name in "ab"]
+            "coordinate",
+            broker.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--model",
+            "small",
+            "--rounds",
+            2,
+            "--method",
+            "fedavg",
+            "--weights",
+            small_weights(folder / "weights"),
+            "--state",
+            folder / "state",
+            log=folder / "log",
+            module="tests.support.small_chunks",
+        )
+        nodes = [
+            ForeignNode(broker.port, name, MQTTProtocolVersion.MQTTv5, weight=5, shift=0.1)
+            for name in "ab"
+        ]
         threads = [threading.Thread(target=node.run, daemon=True) for node in nodes]
         for thread in threads:
             thread.start()
@@ -89,10 +118,55 @@ def is_message(frame: Frame) -> bool:
 
 # Mutation
 
-HUGE = (-1, 1 << 31, (1 << 63) - 1, 1 << 63, 1 << 64, 10**40, -(1 << 70), 1 << 40, 1 << 30, 1_000_001)
-TEXTS = ("", "\x00", "\x1b[2J", "..", "../../etc/passwd", "ä" * 64, "x" * 65, "f" * 64, "F" * 64, "0" * 16, "\u202e")
-RAW = ("NaN", "Infinity", "-Infinity", "1e999", "1e-999", "-0.0", "1.0", "9" * 400, "1E+", "01", "\\ud800", "'a'", "")
-PATHS = ("spec", "round", "nodes/a/up", "nodes/a/presence", "nodes/b/up", "nodes/coordinator/up", "nodes/ü/up")
+HUGE = (
+    -1,
+    1 << 31,
+    (1 << 63) - 1,
+    1 << 63,
+    1 << 64,
+    10**40,
+    -(1 << 70),
+    1 << 40,
+    1 << 30,
+    1_000_001,
+)
+TEXTS = (
+    "",
+    "\x00",
+    "\x1b[2J",
+    "..",
+    "../../etc/passwd",
+    "ä" * 64,
+    "x" * 65,
+    "f" * 64,
+    "F" * 64,
+    "0" * 16,
+    "\u202e",
+)
+RAW = (
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "1e-999",
+    "-0.0",
+    "1.0",
+    "9" * 400,
+    "1E+",
+    "01",
+    "\\ud800",
+    "'a'",
+    "",
+)
+PATHS = (
+    "spec",
+    "round",
+    "nodes/a/up",
+    "nodes/a/presence",
+    "nodes/b/up",
+    "nodes/coordinator/up",
+    "nodes/ü/up",
+)
 _MARK = "\u2603"
 
 
@@ -119,11 +193,17 @@ class Mutator:
         return Frame(topic, change(payload))
 
     def current(self, payload: bytes, **known: Any) -> bytes:
-        """The message as the federation's present expects it, mostly: `known` are fields and their values."""
+        """The message as the federation's present expects it, mostly:
+        `known` are fields and their values.
+        """
         try:
             message = json.loads(payload)
             for part in (message, message.get("blob") or {}):
-                part |= {key: known[key] for key in known.keys() & part.keys() if self.random.random() < 0.9}
+                part |= {
+                    key: known[key]
+                    for key in known.keys() & part.keys()
+                    if self.random.random() < 0.9
+                }
             return json.dumps(message).encode()
         except (ValueError, TypeError, RecursionError, AttributeError):  # it is none any more
             return payload
@@ -132,8 +212,14 @@ class Mutator:
         """A chunk with another index, length or content."""
         random = self.random
         topic, payload = random.choice(self._chunks)
-        index = struct.pack(">I", random.choice((0, 1, 2**32 - 1, 2**31, random.getrandbits(32), random.randrange(20))))
-        return Frame(topic, random.choice((index + payload[4:], self._bytes(payload), index, payload[:3], payload)))
+        index = struct.pack(
+            ">I",
+            random.choice((0, 1, 2**32 - 1, 2**31, random.getrandbits(32), random.randrange(20))),
+        )
+        return Frame(
+            topic,
+            random.choice((index + payload[4:], self._bytes(payload), index, payload[:3], payload)),
+        )
 
     def blob(self) -> bytes:
         """A file of tensors that is not quite as promised."""
@@ -143,7 +229,9 @@ class Mutator:
             case 0:
                 return self._bytes(self._blob)
             case 1:
-                return struct.pack("<Q", abs(self.random.choice(HUGE)) & (2**64 - 1)) + self._blob[8:]
+                return (
+                    struct.pack("<Q", abs(self.random.choice(HUGE)) & (2**64 - 1)) + self._blob[8:]
+                )
             case 2:
                 text = self._values(json.dumps(header).encode())
             case _:
@@ -157,15 +245,21 @@ class Mutator:
             entry = header[name]
             match random.randrange(7):
                 case 0:
-                    entry["dtype"] = random.choice(("F64", "F16", "BF16", "I8", "BOOL", "F8_E4M3", "F4", "C64", "U64"))
-                case 1:
-                    entry["shape"] = random.choice(([], [0], [1 << 62, 4], [-1], entry["shape"][::-1], [1] * 1000))
-                case 2:
-                    entry["data_offsets"] = sorted(random.choices((0, 4, size, size + 1, 1 << 62, 2**64 - 1), k=2))
-                case 3:
-                    header[random.choice(("encoder.\x00", "e" * random.randint(1, 20_000), "\x1b[2J"))] = header.pop(
-                        name
+                    entry["dtype"] = random.choice(
+                        ("F64", "F16", "BF16", "I8", "BOOL", "F8_E4M3", "F4", "C64", "U64")
                     )
+                case 1:
+                    entry["shape"] = random.choice(
+                        ([], [0], [1 << 62, 4], [-1], entry["shape"][::-1], [1] * 1000)
+                    )
+                case 2:
+                    entry["data_offsets"] = sorted(
+                        random.choices((0, 4, size, size + 1, 1 << 62, 2**64 - 1), k=2)
+                    )
+                case 3:
+                    header[
+                        random.choice(("encoder.\x00", "e" * random.randint(1, 20_000), "\x1b[2J"))
+                    ] = header.pop(name)
                 case 4:
                     header["__metadata__"] = {"a" * random.randint(1, 3000): "b"}
                 case 5:
@@ -231,7 +325,11 @@ class Mutator:
 
     def _place(self, value: Any) -> tuple[Any, Any]:
         while True:
-            key = self.random.choice(sorted(value)) if isinstance(value, dict) else self.random.randrange(len(value))
+            key = (
+                self.random.choice(sorted(value))
+                if isinstance(value, dict)
+                else self.random.randrange(len(value))
+            )
             inner = value[key]
             if not isinstance(inner, dict | list) or not inner or self.random.random() < 0.3:
                 return value, key
@@ -239,8 +337,23 @@ class Mutator:
 
     def _wrong(self) -> Any:
         random = self.random
-        kinds = (None, True, [], {}, [[]], 0, 0.5, -1e308, 5e-324, random.choice(HUGE), random.choice(TEXTS))
+        kinds = (
+            None,
+            True,
+            [],
+            {},
+            [[]],
+            0,
+            0.5,
+            -1e308,
+            5e-324,
+            random.choice(HUGE),
+            random.choice(TEXTS),
+        )
         types = [json.loads(frame.payload)["type"] for frame in random.choices(self._messages, k=3)]
-        wide = ["a"] * random.choice((1, 2000)), {str(n): n for n in range(random.choice((1, 3000)))}
+        wide = (
+            ["a"] * random.choice((1, 2000)),
+            {str(n): n for n in range(random.choice((1, 3000)))},
+        )
         long = "z" * random.choice((70, 3000, 102_000))
         return random.choice((*kinds, *types, *wide, long, random.getrandbits(40)))

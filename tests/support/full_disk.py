@@ -1,6 +1,8 @@
-"""Disks that become full at every durable step of a process in turn: it says so, and goes on once there is room.
+"""Disks that become full at every durable step of a process in turn: it says so,
+and goes on once there is room.
 
-`python -m tests.support.full_disk` tries every step of each kind of process, and prints how each ended.
+`python -m tests.support.full_disk` tries every step of each kind of process, and prints how each
+ended.
 """
 
 import argparse
@@ -76,7 +78,10 @@ class Parties(Protocol):
 
 
 def attempt(parties: Parties, victim: str, disk: Disk, step: int) -> Ending:
-    """Play a run in which the disk of `victim` is full from a step on, until it has said so. AssertionError if not."""
+    """Play a run in which the disk of `victim` is full from a step on, until it has said so.
+
+    AssertionError if not.
+    """
     disk.fill_at(step)
     ending: Ending = "not reached"
     again: set[str] = set()  # that were started again, as the first party has asked for
@@ -97,13 +102,19 @@ def attempt(parties: Parties, victim: str, disk: Disk, step: int) -> Ending:
                     ending = "stopped"
                     disk.fill_at(0)
                     parties.start(victim)
-            elif time.monotonic() > full_since + _SILENCE and str(disk.folder) in parties.told(victim):
+            elif time.monotonic() > full_since + _SILENCE and str(disk.folder) in parties.told(
+                victim
+            ):
                 ending = "went on"
                 disk.fill_at(0)
         for name in parties.names:
             if parties.has_ended(name) and not (name == victim and disk.is_full):
                 parties.end(name)
-        for name in {name for name in parties.names if f"start {name} again" in parties.told(parties.names[0])} - again:
+        for name in {
+            name
+            for name in parties.names
+            if f"start {name} again" in parties.told(parties.names[0])
+        } - again:
             again.add(name)
             parties.start(name)
         time.sleep(0.01)  # between two looks
@@ -114,7 +125,9 @@ def attempt(parties: Parties, victim: str, disk: Disk, step: int) -> Ending:
 
 
 def _check(error: EdgeNodeError, folder: Path) -> None:
-    """A message names the folder, the fault and the remedy, which is to make room and start again."""
+    """A message names the folder, the fault and the remedy,
+    which is to make room and start again.
+    """
     assert not isinstance(explain(error), BugError), repr(error)
     assert str(folder) in str(error), error
     assert "space" in error.remedy, error
@@ -131,7 +144,9 @@ class FederationThreads:
 
     def start(self, name: str) -> None:
         coordinates = name == "coordinator"
-        self._sessions[name] = self._federation.start_coordinator(60) if coordinates else self._federation.node(name)
+        self._sessions[name] = (
+            self._federation.start_coordinator(60) if coordinates else self._federation.node(name)
+        )
 
     def has_ended(self, name: str) -> bool:
         return self._sessions[name].has_ended()
@@ -169,18 +184,26 @@ class VflThreads:
         return self._parties.said(name)
 
     def check(self) -> None:
-        assert vfl_runs.left(self._parties.spec, self._parties.folder, self.rounds) == self._expected
+        assert (
+            vfl_runs.left(self._parties.spec, self._parties.folder, self.rounds) == self._expected
+        )
 
 
 Attempt = Callable[[Path, int], Ending]
-"""(an empty folder, step; 0: never) -> how a run ended in which a disk was full from that step on."""
+"""(an empty folder, step; 0: never) -> how a run ended in which a disk was full from that step
+on.
+"""
 
 
 def federation(victim: str, folder: Path, url: str) -> Attempt:
     """Attempts on the coordinator or a node."""
-    images = {name: plants.draw(folder / "plants" / name, 6, seed) for seed, name in enumerate(PLANTS)}
+    images = {
+        name: plants.draw(folder / "plants" / name, 6, seed) for seed, name in enumerate(PLANTS)
+    }
     whole = Federation(Endpoint.parse(url), images, folder, "full", 2, Participation())
-    models = simulate(whole.spec, whole.first, {name: whole.images(name) for name in PLANTS}, compare=True).models
+    models = simulate(
+        whole.spec, whole.first, {name: whole.images(name) for name in PLANTS}, compare=True
+    ).models
     expected = {name: to_arrays(model.tensors) for name, model in models.items()}
 
     def run(here: Path, step: int) -> Ending:
@@ -213,12 +236,17 @@ KINDS: Mapping[str, tuple[Callable[[str, Path, str], Attempt], str]] = {
 
 
 def campaign(kind: str, most: int | None) -> tuple[int, Counter[Ending]]:
-    """Try every step, or `most` of them that the kind draws. Returns how many there are, and the endings.
+    """Try every step, or `most` of them that the kind draws.
+
+    Returns how many there are, and the endings.
 
     AssertionError names the step.
     """
     make, victim = KINDS[kind]
-    with tempfile.TemporaryDirectory() as name, start_broker(Path(name) / "broker", kind="mosquitto") as running:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        start_broker(Path(name) / "broker", kind="mosquitto") as running,
+    ):
         folder = Path(name)
         run = make(victim, folder, running.url)
         assert run(folder / "full-0", 0) == "not reached"
@@ -229,7 +257,9 @@ def campaign(kind: str, most: int | None) -> tuple[int, Counter[Ending]]:
             try:
                 endings[run(folder / f"full-{step}", step)] += 1
             except (AssertionError, EdgeNodeError) as error:
-                raise AssertionError(f"{kind}, disk full at step {step} of {count}: {error}") from error
+                raise AssertionError(
+                    f"{kind}, disk full at step {step} of {count}: {error}"
+                ) from error
     return count, endings
 
 
@@ -243,13 +273,25 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "full_disk.so"
             source = Path(__file__).with_suffix(".c")
-            subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+            subprocess.run(
+                ["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True
+            )
             command = [sys.executable, "-m", "tests.support.full_disk", *sys.argv[1:]]
-            return subprocess.run(command, env={**os.environ, _PRELOAD: str(library)}, check=False).returncode
-    print("| disk of | durable steps | tried | stopped, went on with room | went on |\n|---|---:|---:|---:|---:|")
+            return subprocess.run(
+                command, env={**os.environ, _PRELOAD: str(library)}, check=False
+            ).returncode
+    print(
+        "| disk of | durable steps | tried | stopped, went on with room | went on "
+        "|\n|---|---:|---:|---:|---:|"
+    )
     for kind in given.kinds or KINDS:
         count, endings = campaign(kind, given.most)
-        figures = (count, endings.total(), endings["stopped"], endings["went on"] + endings["not reached"])
+        figures = (
+            count,
+            endings.total(),
+            endings["stopped"],
+            endings["went on"] + endings["not reached"],
+        )
         print(f"| {kind} | {' | '.join(map(str, figures))} |", flush=True)
     return 0
 

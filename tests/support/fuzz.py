@@ -1,7 +1,9 @@
-"""Hostile frames against all that reads frames: `python -m tests.support.fuzz --frames 100000` prints the outcomes.
+"""Hostile frames against all that reads frames:
+`python -m tests.support.fuzz --frames 100000` prints the outcomes.
 
-A frame may be refused, by DecodeError or PeerError; nothing else may come of it: no other exception, no hang, no growth
-of memory or disk. The seed is printed: with it and the same code the same frames come again.
+A frame may be refused, by DecodeError or PeerError; nothing else may come of it: no other
+exception, no hang, no growth of memory or disk. The seed is printed: with it and the same code the
+same frames come again.
 """
 
 import argparse
@@ -33,7 +35,14 @@ from broker_config.protocol.codec import (
     read_tensors,
 )
 from broker_config.protocol.errors import PeerError
-from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Manifest, RoundState, Want
+from broker_config.protocol.messages import (
+    AnyMessage,
+    Contribution,
+    Hello,
+    Manifest,
+    RoundState,
+    Want,
+)
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Download, Fetched, FetchFailed
 from broker_config.transfer.send_queue import MAX_QUEUED, SendQueue
@@ -45,9 +54,11 @@ from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.progress import NodeRefused
 
-GROWTH = 1 << 30  # bytes that a target may add to the process's peak, once it has warmed up: ten times what any does
+# bytes that a target may add to the process's peak, once it has warmed up: ten times what any does
+GROWTH = 1 << 30
 WARM = 0.2  # of a target's frames, after which memory must be level
-SHARES = {"messages": 8, "tensors": 2, "receiver": 1, "holder": 4, "transfer": 5, "coordinator": 5}  # of all frames
+# of all frames
+SHARES = {"messages": 8, "tensors": 2, "receiver": 1, "holder": 4, "transfer": 5, "coordinator": 5}
 LARGEST = 300_000  # bytes that a manifest may promise here: who fetches has a limit
 
 
@@ -86,7 +97,9 @@ class Messages:
 
 
 class Tensors:
-    """The reader of contributions: what it lets through has the names and shapes expected, and is finite."""
+    """The reader of contributions: what it lets through has the names and shapes expected,
+    and is finite.
+    """
 
     def __init__(self, folder: Path):
         self._path = folder / "tensors"
@@ -108,7 +121,9 @@ class Receiver:
 
     def __init__(self, folder: Path, frames: Sequence[Frame]):
         self._store = BlobStore(folder / "received")
-        self._manifests = [manifest for frame in frames if (manifest := manifest_in(decode_any(frame.payload)))]
+        self._manifests = [
+            manifest for frame in frames if (manifest := manifest_in(decode_any(frame.payload)))
+        ]
 
     def feed(self, mutator: Mutator) -> bool:
         random = mutator.random
@@ -119,7 +134,10 @@ class Receiver:
         try:
             for index in (*download.chunks_to_request(0), *download.chunks_to_request(1e9), None):
                 taken = download.received
-                number, data = index, bytes(random.choice((0, 1, manifest.chunk_size, manifest.size)))
+                number, data = (
+                    index,
+                    bytes(random.choice((0, 1, manifest.chunk_size, manifest.size))),
+                )
                 if number is None:
                     number, data = decode_chunk(mutator.chunk().payload)
                 download.receive(number, data, random.choice((-1.0, 0.0, 1e9)))
@@ -129,7 +147,9 @@ class Receiver:
         except (DecodeError, PeerError):
             return False
         finally:
-            assert sum(file.stat().st_size for file in self._store.incoming.iterdir()) <= LARGEST * 2
+            assert (
+                sum(file.stat().st_size for file in self._store.incoming.iterdir()) <= LARGEST * 2
+            )
             download.discard()
         return True
 
@@ -153,12 +173,16 @@ class Holder:
 
 
 class BlobTransfers:
-    """A transfer on a real broker, stepped by hand: hostile Wants and chunks come in, hostile manifests are fetched."""
+    """A transfer on a real broker, stepped by hand: hostile Wants and chunks come in,
+    hostile manifests are fetched.
+    """
 
     def __init__(self, folder: Path, url: str):
         self._folder, self._inbox = folder / "transfer", queue.Queue[Any]()
         store = BlobStore(self._folder)
-        self._transfer = BlobTransfer(Endpoint.parse(url), "default", topics.COORDINATOR, store, self._inbox)
+        self._transfer = BlobTransfer(
+            Endpoint.parse(url), "default", topics.COORDINATOR, store, self._inbox
+        )
         self._transfer.offer(store.put(bytes(LARGEST))[0], 65_536)
         self._transfer._mqtt.open()
         self._manifests: list[Manifest] = []
@@ -171,13 +195,20 @@ class BlobTransfers:
             self._manifests.append(manifest)
         if len(self._manifests) > 20:
             transfer.cancel(self._manifests.pop(0))
-        topic = frame.topic if "/chunks/" in frame.topic else topics.want("default", topics.COORDINATOR, "ü")
+        topic = (
+            frame.topic
+            if "/chunks/" in frame.topic
+            else topics.want("default", topics.COORDINATOR, "ü")
+        )
         transfer._events.put(Delivery(transfer._mqtt, topic, frame.payload, False, 1, 0))
         while not transfer._events.empty() or transfer._commands:
             transfer._step()
         while not self._inbox.empty():
             assert isinstance(self._inbox.get(), Fetched | FetchFailed)
-        assert sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file()) < 30 * LARGEST
+        assert (
+            sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+            < 30 * LARGEST
+        )
         return message is not None or not is_message(frame)
 
     def close(self) -> None:
@@ -185,7 +216,9 @@ class BlobTransfers:
 
 
 class Coordinators:
-    """Coordinators, one after the other, turned by hand: members and strangers say hostile things to them."""
+    """Coordinators, one after the other, turned by hand:
+    members and strangers say hostile things to them.
+    """
 
     LIFE = 2000  # frames
 
@@ -201,13 +234,19 @@ class Coordinators:
         self._ledger = self._stack.enter_context(Ledger(self._folder))
         request = Request("fedavg", model="small", rounds=3)
         spec, broadcast = draft(
-            request, federation="default", classes=("a", "b"), nodes=1000,
-            participation=Participation(quorum=3), encoder=small_encoder(),
-        )  # fmt: skip
+            request,
+            federation="default",
+            classes=("a", "b"),
+            nodes=1000,
+            participation=Participation(quorum=3),
+            encoder=small_encoder(),
+        )
         self._ledger.begin_or_continue(spec, broadcast, new=True)
         told: list[object] = []
         endpoint = Endpoint.parse(self._url)
-        self._coordinator = _Coordinator(self._ledger, endpoint, told.append, 0, None, has_ended=False)
+        self._coordinator = _Coordinator(
+            self._ledger, endpoint, told.append, 0, None, has_ended=False
+        )
         self._stack.callback(self._coordinator.close)
         self._told = told
         self._coordinator._connection.open()
@@ -261,7 +300,10 @@ def manifest_in(message: AnyMessage | None) -> Manifest | None:
 
 
 def bombard(name: str, feed: Callable[[], bool], frames: int) -> str:
-    """Feed a target so often; AssertionError if it grows, the end if it hangs. Returns a line about it."""
+    """Feed a target so often; AssertionError if it grows, the end if it hangs.
+
+    Returns a line about it.
+    """
     fates: Counter[bool] = Counter()
     started, slowest, level = time.monotonic(), 0.0, 0
     for number in range(frames):
@@ -309,7 +351,9 @@ def main() -> None:
     """Bombard all that reads frames, then a live coordinator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=100_000)
-    parser.add_argument("--live", type=int, default=20_000, help="frames that a live coordinator gets")
+    parser.add_argument(
+        "--live", type=int, default=20_000, help="frames that a live coordinator gets"
+    )
     parser.add_argument("--seed", type=int, default=random.getrandbits(32))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
@@ -319,7 +363,10 @@ def main() -> None:
             count = -(-arguments.frames * SHARES[name] // sum(SHARES.values()))
             print(bombard(name, partial(target.feed, mutator), count), flush=True)
         mutator = Mutator(frames, random.Random(f"{arguments.seed} live"))
-        peace, war = (attack_federation(Path(scratch) / str(count), mutator, count) for count in (0, arguments.live))
+        peace, war = (
+            attack_federation(Path(scratch) / str(count), mutator, count)
+            for count in (0, arguments.live)
+        )
         print(f"live coordinator {check(war, peace)}")
 
 

@@ -1,8 +1,10 @@
-"""Malformed HTTP requests against a daemon: `python -m tests.support.fuzz_http 10000` prints what became of them.
+"""Malformed HTTP requests against a daemon:
+`python -m tests.support.fuzz_http 10000` prints what became of them.
 
-Each may be refused with a status of the client's fault, or answered, or its connection closed; nothing else may come
-of it: no status of the server's fault, no crash, no traceback, no growth of memory, no connection that stays. The seed
-is printed: with it and the same code the same requests come again.
+Each may be refused with a status of the client's fault, or answered, or its connection closed;
+nothing else may come of it: no status of the server's fault, no crash, no traceback, no growth of
+memory, no connection that stays. The seed is printed: with it and the same code the same requests
+come again.
 """
 
 import argparse
@@ -32,7 +34,8 @@ from tests.support.tiny_bundle import RED, tiny_bundle
 from tests.support.waiting import PATIENCE, wait_until
 
 AT_ONCE = 8  # connections
-GROWTH = 1 << 30  # bytes that the daemon may grow, once it has seen a fifth of the requests: ten times what it does
+# bytes that the daemon may grow, once it has seen a fifth of the requests: ten times what it does
+GROWTH = 1 << 30
 BOMBS = 6  # kinds
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 SIZE = 16
@@ -49,7 +52,20 @@ PATHS = (
     "/v2/models/tiny",
     INFER,
 )
-METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PRI", "get", "")
+METHODS = (
+    "GET",
+    "POST",
+    "HEAD",
+    "PUT",
+    "DELETE",
+    "OPTIONS",
+    "PATCH",
+    "TRACE",
+    "CONNECT",
+    "PRI",
+    "get",
+    "",
+)
 
 
 class Shot(NamedTuple):
@@ -61,7 +77,14 @@ class Shot(NamedTuple):
 
 def request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
     """A request whose length is right."""
-    lines = (f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers, "", "")
+    lines = (
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(body)}",
+        *headers,
+        "",
+        "",
+    )
     return "\r\n".join(lines).encode("latin-1") + body
 
 
@@ -73,7 +96,9 @@ def bombs() -> tuple[bytes, ...]:
     side = int(MAX_PIXELS**0.5) + 1
     Picture.new("1", (side, side)).save(image, "PNG")
     deep = b'{"inputs":' + b"[" * 1_000_000
-    lists = json.dumps({"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1000, 16, 16, 3]}]}).encode()
+    lists = json.dumps(
+        {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1000, 16, 16, 3]}]}
+    ).encode()
     lists = lists[:-3] + b',"data":[' + b"[]," * 3_000_000 + b"[]]}]}"
     return (
         request("POST", INFER, plain, "Content-Encoding: gzip"),
@@ -92,14 +117,21 @@ class Gunner:
         self.random = random
         pixels = bytes(SIZE * SIZE * 3)
         tensor = {"name": "image", "datatype": "UINT8", "shape": [1, SIZE, SIZE, 3]}
-        head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(pixels)}}], "id": "7"}).encode()
+        head = json.dumps(
+            {"inputs": [tensor | {"parameters": {"binary_data_size": len(pixels)}}], "id": "7"}
+        ).encode()
         self._asked: dict[str, Any] = {"inputs": [tensor | {"data": list(pixels)}], "outputs": []}
         self.good = (
             request("GET", "/v2/models/tiny"),
             request("POST", "/classify?name=part", RED),
             request("POST", INFER, json.dumps(self._asked).encode()),
             request("POST", INFER, head + pixels, f"Inference-Header-Content-Length: {len(head)}"),
-            request("POST", INFER, gzip.compress(json.dumps(self._asked).encode()), "Content-Encoding: gzip"),
+            request(
+                "POST",
+                INFER,
+                gzip.compress(json.dumps(self._asked).encode()),
+                "Content-Encoding: gzip",
+            ),
         )
         self._bombs = itertools.cycle(bombs())
         self._kinds: tuple[tuple[Callable[[], Shot], int], ...] = (
@@ -119,7 +151,9 @@ class Gunner:
 
     def shot(self) -> tuple[str, Shot]:
         """One more, and of which kind it is."""
-        [kind] = self.random.choices([kind for kind, _ in self._kinds], [share for _, share in self._kinds])
+        [kind] = self.random.choices(
+            [kind for kind, _ in self._kinds], [share for _, share in self._kinds]
+        )
         return kind.__name__.lstrip("_"), kind()
 
     def _noise(self) -> Shot:
@@ -135,25 +169,41 @@ class Gunner:
         end = data.find(b"\r\n\r\n") if self.random.random() < 0.7 else len(data)
         for _ in range(self.random.choice((1, 1, 3, 20))):
             at, length = self.random.randrange(end), self.random.choice((1, 1, 2, 10))
-            data[at : at + self.random.choice((0, length))] = self.random.randbytes(self.random.choice((0, length)))
+            data[at : at + self.random.choice((0, length))] = self.random.randbytes(
+                self.random.choice((0, length))
+            )
         return Shot(bytes(data))
 
     def _wrong_length(self) -> Shot:
-        length = self.random.choice(("-1", "0", "1", "99999999999999999999999", "5, 5", "0x10", " ", "1e3", "67108865"))
-        return Shot(request("POST", self.random.choice((INFER, "/classify")), RED, f"Content-Length: {length}"))
+        length = self.random.choice(
+            ("-1", "0", "1", "99999999999999999999999", "5, 5", "0x10", " ", "1e3", "67108865")
+        )
+        return Shot(
+            request(
+                "POST", self.random.choice((INFER, "/classify")), RED, f"Content-Length: {length}"
+            )
+        )
 
     def _bad_json(self) -> Shot:
         text = json.dumps(self._asked)
-        value = self.random.choice([*RAW, "{}", "[]", "null", "true", "-1", "1" * 5000, '"\\u0000"', "[[]]"])
+        value = self.random.choice(
+            [*RAW, "{}", "[]", "null", "true", "-1", "1" * 5000, '"\\u0000"', "[[]]"]
+        )
         at = self.random.choice([match.start() for match in re.finditer(r'[0-9"\[{]', text[:300])])
-        body = (text[:at] + value + text[at + self.random.choice((0, 1)) :]).encode("utf-8", "surrogatepass")
+        body = (text[:at] + value + text[at + self.random.choice((0, 1)) :]).encode(
+            "utf-8", "surrogatepass"
+        )
         return Shot(request("POST", INFER, body), whole=True)
 
     def _misfit(self) -> Shot:
         one = self._asked["inputs"][0] | {
             self.random.choice(("name", "datatype", "shape", "data", "parameters")): self._value()
         }
-        asked = {"inputs": [one] * self.random.choice((0, 1, 1, 1, 2)), "outputs": self._value(), "id": self._value()}
+        asked = {
+            "inputs": [one] * self.random.choice((0, 1, 1, 1, 2)),
+            "outputs": self._value(),
+            "id": self._value(),
+        }
         keys = self.random.sample(list(asked), self.random.randint(1, 3))
         body = json.dumps({key: asked[key] for key in keys} | {"inputs": asked["inputs"]})
         return Shot(request("POST", INFER, body.encode()), whole=True)
@@ -186,15 +236,27 @@ class Gunner:
         return self.random.choice(choices)
 
     def _lying_tensor(self) -> Shot:
-        kind, shape = self.random.choice((("UINT8", [1, SIZE, SIZE, 3]), ("BYTES", [1]), ("BYTES", [3])))
+        kind, shape = self.random.choice(
+            (("UINT8", [1, SIZE, SIZE, 3]), ("BYTES", [1]), ("BYTES", [3]))
+        )
         rest = self.random.randbytes(self.random.choice((0, 3, 4, 767, 768, 769)))
         if kind == "BYTES" and self.random.random() < 0.5:
             rest = b"".join(len(each).to_bytes(4, "little") + each for each in (RED, rest, b""))
         size = len(rest) + self.random.choice((0, 0, 0, 1, -1, 2**31, 2**63))
-        tensor = {"name": "image", "datatype": kind, "shape": shape, "parameters": {"binary_data_size": size}}
+        tensor = {
+            "name": "image",
+            "datatype": kind,
+            "shape": shape,
+            "parameters": {"binary_data_size": size},
+        }
         head = json.dumps({"inputs": [tensor]}).encode()
-        length = self.random.choice((len(head), len(head), len(head) + 1, len(head) - 1, 0, 10**9, -5, 10**30, "x", ""))
-        return Shot(request("POST", INFER, head + rest, f"Inference-Header-Content-Length: {length}"), whole=True)
+        length = self.random.choice(
+            (len(head), len(head), len(head) + 1, len(head) - 1, 0, 10**9, -5, 10**30, "x", "")
+        )
+        return Shot(
+            request("POST", INFER, head + rest, f"Inference-Header-Content-Length: {length}"),
+            whole=True,
+        )
 
     def _headers(self) -> Shot:
         abuse: tuple[tuple[str, ...], ...] = (
@@ -216,17 +278,34 @@ class Gunner:
         return Shot(request("POST", self.random.choice(PATHS), RED, *self.random.choice(abuse)))
 
     def _chunks(self) -> Shot:
-        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        sizes = (b"5", b"0", b"-1", b"ffffffffffffffffff", b"5;" + b"x" * 1000, b"zz", b"", b"00000000005")
-        chunks = (
-            self.random.choice(sizes) + b"\r\n" + self.random.choice((b"hello", b"", RED)) + b"\r\n" for _ in "123"
+        head = (
+            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ).encode()
+        sizes = (
+            b"5",
+            b"0",
+            b"-1",
+            b"ffffffffffffffffff",
+            b"5;" + b"x" * 1000,
+            b"zz",
+            b"",
+            b"00000000005",
         )
-        trailer = self.random.choice((b"", b"0\r\n\r\n", b"0\r\nX: " + b"x" * 100_000 + b"\r\n\r\n"))
+        chunks = (
+            self.random.choice(sizes) + b"\r\n" + self.random.choice((b"hello", b"", RED)) + b"\r\n"
+            for _ in "123"
+        )
+        trailer = self.random.choice(
+            (b"", b"0\r\n\r\n", b"0\r\nX: " + b"x" * 100_000 + b"\r\n\r\n")
+        )
         return Shot(head + b"".join(chunks) + trailer)
 
     def _pipelined(self) -> Shot:
         shots = [self.random.choice(self.good) for _ in range(self.random.choice((2, 5, 50)))]
-        shots.insert(self.random.randrange(len(shots)), self.random.choice((b"", b"\r\n\r\n", b"garbage\r\n\r\n")))
+        shots.insert(
+            self.random.randrange(len(shots)),
+            self.random.choice((b"", b"\r\n\r\n", b"garbage\r\n\r\n")),
+        )
         return Shot(b"".join(shots))
 
     def _elsewhere(self) -> Shot:
@@ -264,7 +343,9 @@ class Battle:
         self.process = psutil.Process(line.process.pid)
 
     def fight(self, count: int) -> int:
-        """Send so many; bytes by which the daemon has grown since the largest of all kinds, and a fifth of all."""
+        """Send so many; bytes by which the daemon has grown since the largest of all kinds,
+        and a fifth of all.
+        """
         asyncio.run(self._volleys(count // 5))
         for _ in range(BOMBS):
             asyncio.run(self._fire("bomb", self.gunner.bomb()))
@@ -323,9 +404,15 @@ class Battle:
 
 
 def check(line: Daemon) -> None:
-    """The daemon is as it was: it judges, holds no connection but ours, and knows of no fault of its own."""
+    """The daemon is as it was: it judges, holds no connection but ours,
+    and knows of no fault of its own.
+    """
     assert line.classify(RED).json()["label"] == "red"
-    answers = re.findall(r'^edge_node_http_requests_total{code="(\d+)"', line.client.get("/metrics").text, re.MULTILINE)
+    answers = re.findall(
+        r'^edge_node_http_requests_total{code="(\d+)"',
+        line.client.get("/metrics").text,
+        re.MULTILINE,
+    )
     assert "200" in answers, answers
     assert {code for code in answers if code >= "500"} <= {"503"}, answers
     process = psutil.Process(line.process.pid)
@@ -338,13 +425,18 @@ def check(line: Daemon) -> None:
 
 def main() -> None:
     """Send many, and say what became of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("requests", type=int)
     parser.add_argument("--seed", type=int, default=getrandbits(32))
     options = parser.parse_args()
     print(f"seed {options.seed}")
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, daemon(tiny_bundle(Path(folder) / "bundle").folder) as line:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        daemon(tiny_bundle(Path(folder) / "bundle").folder) as line,
+    ):
         battle = Battle(line, options.seed)
         grown = battle.fight(options.requests)
         check(line)
@@ -353,8 +445,14 @@ def main() -> None:
     assert ended == (0, "", ""), ended[2][-3000:]
     assert grown < GROWTH, grown
     print("sent: " + ", ".join(f"{count} {kind}" for kind, count in sorted(battle.kinds.items())))
-    print("answers: " + ", ".join(f"{count} x {status}" for status, count in sorted(battle.statuses.items())))
-    print(f"{options.requests} requests in {time.monotonic() - start:.0f} s; memory grew by {grown / 1e6:.1f} MB")
+    print(
+        "answers: "
+        + ", ".join(f"{count} x {status}" for status, count in sorted(battle.statuses.items()))
+    )
+    print(
+        f"{options.requests} requests in {time.monotonic() - start:.0f} s; memory grew by "
+        f"{grown / 1e6:.1f} MB"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Viky, the simulator of GenICam cameras that comes with the package genicam: a real GenTL producer."""
+"""Viky, the simulator of GenICam cameras that comes with the package genicam:
+a real GenTL producer.
+"""
 
 from pathlib import Path
 
 import genicam
 
-PRODUCER = Path(genicam.__file__).parent / "viky.cti"  # its three cameras have the serial numbers 0, 1 and 2
+# its three cameras have the serial numbers 0, 1 and 2
+PRODUCER = Path(genicam.__file__).parent / "viky.cti"

@@ -1,4 +1,6 @@
-"""Image files that take minutes or gigabytes to decode, each within the limits on bytes, pixels and sides."""
+"""Image files that take minutes or gigabytes to decode, each within the limits on bytes,
+pixels and sides.
+"""
 
 import io
 import struct
@@ -27,10 +29,21 @@ def many_scans_in_tiff() -> bytes:
     jpeg = many_scans(80)
     long, short = 4, 3
     tags = [
-        (256, long, 1, SIDE), (257, long, 1, SIDE), (258, short, 1, 8), (259, short, 1, 7), (262, short, 1, 1),
-        (273, long, 1, 8), (277, short, 1, 1), (278, long, 1, SIDE), (279, long, 1, len(jpeg)),
-    ]  # fmt: skip
-    directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+        (256, long, 1, SIDE),
+        (257, long, 1, SIDE),
+        (258, short, 1, 8),
+        (259, short, 1, 7),
+        (262, short, 1, 1),
+        (273, long, 1, 8),
+        (277, short, 1, 1),
+        (278, long, 1, SIDE),
+        (279, long, 1, len(jpeg)),
+    ]
+    directory = (
+        struct.pack("<H", len(tags))
+        + b"".join(struct.pack("<HHII", *tag) for tag in tags)
+        + bytes(4)
+    )
     return b"II*\0" + struct.pack("<I", 8 + len(jpeg)) + jpeg + directory
 
 
@@ -95,7 +108,12 @@ def _png(*chunks: bytes, width: int = 64, height: int = 64) -> bytes:
 def _directory(*tags: tuple[int, int, int, int], behind: bytes = b"", following: int = 0) -> bytes:
     """TIFF's (and EXIF's) structure: tags of number, type, count, and value or offset."""
     packed = b"".join(struct.pack("<HHII", *tag) for tag in tags)
-    return struct.pack("<4sIH", b"II*\0", 8, len(tags)) + packed + struct.pack("<I", following) + behind
+    return (
+        struct.pack("<4sIH", b"II*\0", 8, len(tags))
+        + packed
+        + struct.pack("<I", following)
+        + behind
+    )
 
 
 def _many_fractions() -> bytes:
@@ -112,7 +130,11 @@ def fractions_in_jpeg() -> bytes:
     """A JPEG with the same, in a segment after the other."""
     small, exif = _encoded(64, "JPEG"), _many_fractions()
     pieces = [b"Exif\0\0" + exif[at : at + 65_000] for at in range(0, len(exif), 65_000)]
-    return small[:2] + b"".join(struct.pack(">HH", 0xFFE1, len(each) + 2) + each for each in pieces) + small[2:]
+    return (
+        small[:2]
+        + b"".join(struct.pack(">HH", 0xFFE1, len(each) + 2) + each for each in pieces)
+        + small[2:]
+    )
 
 
 def _overlapping_tags(size: int = 1_000_000, count: int = 20_000) -> bytes:
@@ -124,14 +146,21 @@ def _overlapping_tags(size: int = 1_000_000, count: int = 20_000) -> bytes:
 def _tiff(width: int, height: int, *others: tuple[int, int, int, int], following: int = 0) -> bytes:
     """A TIFF of one strip of 4096 bytes, and of other tags."""
     size = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
-    strip = {273: (273, 4, 1, 8), 278: (278, 4, 1, 64), 279: (279, 4, 1, 4096)} | {each[0]: each for each in others}
-    return _directory(*size, *(strip[number] for number in sorted(strip)), behind=bytes(4096), following=following)
+    strip = {273: (273, 4, 1, 8), 278: (278, 4, 1, 64), 279: (279, 4, 1, 4096)} | {
+        each[0]: each for each in others
+    }
+    return _directory(
+        *size, *(strip[number] for number in sorted(strip)), behind=bytes(4096), following=following
+    )
 
 
 def _many_directories() -> bytes:
     """A TIFF of a hundred thousand frames."""
     first = _tiff(64, 64, following=8 + 2 + 8 * 12 + 4 + 4096)
-    frames = (struct.pack("<HHHIII", 1, 256, 4, 1, 64, len(first) + 18 * number) for number in range(1, 100_000))
+    frames = (
+        struct.pack("<HHHIII", 1, 256, 4, 1, 64, len(first) + 18 * number)
+        for number in range(1, 100_000)
+    )
     return first + b"".join(frames)
 
 
@@ -139,9 +168,17 @@ def _tiles(side: int = 16) -> bytes:
     """A TIFF whose 62,500 tiles are all the same one."""
     count, at = (SIDE // side) ** 2, 8 + 2 + 10 * 12 + 4
     tags = (
-        (256, 4, 1, SIDE), (257, 4, 1, SIDE), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (277, 3, 1, 1),
-        (322, 4, 1, side), (323, 4, 1, side), (324, 4, count, at), (325, 4, count, at + 4 * count),
-    )  # fmt: skip
+        (256, 4, 1, SIDE),
+        (257, 4, 1, SIDE),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 1),
+        (277, 3, 1, 1),
+        (322, 4, 1, side),
+        (323, 4, 1, side),
+        (324, 4, count, at),
+        (325, 4, count, at + 4 * count),
+    )
     offsets, sizes = (struct.pack("<I", each) * count for each in (at + 8 * count, side * side))
     return _directory(*tags, behind=offsets + sizes + bytes(side * side))
 
@@ -160,7 +197,9 @@ def _patched(content: bytes, mark: bytes, behind: int, data: bytes) -> bytes:
 
 
 def strange() -> dict[str, bytes]:
-    """What lies about its size or holds more than one picture: to be refused, or taken for its first, at once."""
+    """What lies about its size or holds more than one picture: to be refused,
+    or taken for its first, at once.
+    """
     text = zlib.compress(bytes(60 << 20))
     return {
         "TIFF of overlapping tags": _overlapping_tags(),

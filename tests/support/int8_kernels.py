@@ -5,7 +5,9 @@ import onnxruntime
 
 
 def answers(graph: bytes, images: np.ndarray) -> list[np.ndarray]:
-    """Probabilities by those for processors with VNNI, then by those without, as the predictor asks for them."""
+    """Probabilities by those for processors with VNNI, then by those without,
+    as the predictor asks for them.
+    """
     found = []
     for without in ("0", "1"):
         options = onnxruntime.SessionOptions()

@@ -18,18 +18,31 @@ ROBUST: Rule = "multi_krum"
 NODES = ("a", "b", "c")
 
 
-def drafted(seed: int = 1, rule: Any = "mean", rounds: int = 2, **participation: int) -> tuple[Spec, Arrays]:
-    """FedAvg over two rounds, or more; instead of the second one for statistics where that is the `rule`."""
-    request = Request("fedavg", model="small", size=32, rounds=rounds, seed=seed, aggregate=rule, codec="int4")
+def drafted(
+    seed: int = 1, rule: Any = "mean", rounds: int = 2, **participation: int
+) -> tuple[Spec, Arrays]:
+    """FedAvg over two rounds, or more; instead of the second one for statistics where that is
+    the `rule`.
+    """
+    request = Request(
+        "fedavg", model="small", size=32, rounds=rounds, seed=seed, aggregate=rule, codec="int4"
+    )
     if rule == ROBUST:
         request = request._replace(aggregate="mean")
     if rule == STATISTICS:
-        request = request._replace(method=class_sums.NAME, options={"trained": True}, rounds=1, aggregate="mean")
+        request = request._replace(
+            method=class_sums.NAME, options={"trained": True}, rounds=1, aggregate="mean"
+        )
     spec, broadcast = draft(
-        request, federation="steel", classes=("x", "y"), nodes=len(NODES), participation=Participation(**participation)
+        request,
+        federation="steel",
+        classes=("x", "y"),
+        nodes=len(NODES),
+        participation=Participation(**participation),
     )
     if rule == ROBUST:
-        spec = msgspec.structs.replace(spec, aggregation=Aggregation(ROBUST))  # three nodes stand no liar
+        # three nodes stand no liar
+        spec = msgspec.structs.replace(spec, aggregation=Aggregation(ROBUST))
     return spec, broadcast
 
 
@@ -45,7 +58,13 @@ def contribution(ledger: Ledger, node: str, round_: int, seed: int = 0) -> Contr
     }
     digest, size = ledger.store.put(encode_tensors(tensors))
     manifest = Manifest(
-        federation="steel", run=ledger.spec.run, round=round_, node=node, digest=digest, size=size, chunk_size=1024
+        federation="steel",
+        run=ledger.spec.run,
+        round=round_,
+        node=node,
+        digest=digest,
+        size=size,
+        chunk_size=1024,
     )
     return Contribution(
         session=SESSION,

@@ -47,7 +47,9 @@ async def fed(model: Any, *sources: Source) -> AsyncIterator[Outbox]:
     """A line that judges what these bring, until the block ends; then all is done."""
     outbox, stop = Outbox(), asyncio.Event()
     with contextlib.closing(Pipeline(model, outbox)) as line:
-        feeding = [asyncio.create_task(source_runner.run_source(line, source, stop)) for source in sources]
+        feeding = [
+            asyncio.create_task(source_runner.run_source(line, source, stop)) for source in sources
+        ]
         try:
             yield outbox
         finally:

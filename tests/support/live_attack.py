@@ -1,4 +1,5 @@
-"""A live coordinator under hostile frames, sent through a real broker, while two honest nodes go on with their rounds.
+"""A live coordinator under hostile frames, sent through a real broker,
+while two honest nodes go on with their rounds.
 
 Hostile peers write where a broker's access list lets a node write: below their own names.
 """
@@ -28,11 +29,14 @@ from trainer.federation.server.membership import STRIKES
 
 V5 = MQTTProtocolVersion.MQTTv5
 ROUNDS = 10
-GROWTH = 1 << 30  # bytes that an attack may add to a coordinator's memory: its inbox is full of large messages, 100 MB
+# bytes that an attack may add to a coordinator's memory: its inbox is full of large messages, 100
+# MB
+GROWTH = 1 << 30
 DISK = 5 << 20  # bytes that its state folder may take; honest rounds take 1 MB
 NODES = 100  # places
 IMPOSSIBLE = ("évil", "..", "x" * 300)  # names
-SPELL = 100  # frames after which another peer turns hostile: a name that was refused often gets no further
+# frames after which another peer turns hostile: a name that was refused often gets no further
+SPELL = 100
 ROOT = "edge-node/v1/default"
 
 
@@ -61,7 +65,9 @@ class Gate:
 
     def wait(self, round_: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self._open >= round_, 600), f"round {round_} was not reached"
+            assert self._changed.wait_for(lambda: self._open >= round_, 600), (
+                f"round {round_} was not reached"
+            )
 
 
 class Honest(ForeignNode):
@@ -93,7 +99,9 @@ class Attacker:
         self.client.on_message = self._read
         self.client.max_inflight_messages_set(1000)
         self.client.connect("127.0.0.1", port)
-        self.client.subscribe([(f"{ROOT}/spec", 1), (f"{ROOT}/round", 1), (f"{ROOT}/blobs/+/want/coordinator", 0)])
+        self.client.subscribe(
+            [(f"{ROOT}/spec", 1), (f"{ROOT}/round", 1), (f"{ROOT}/blobs/+/want/coordinator", 0)]
+        )
         self.client.loop_start()
         assert self.known.wait(60), "no coordinator"
 
@@ -104,7 +112,9 @@ class Attacker:
             topic = f"{ROOT}/blobs/{name}/chunks/{digest}/{told['chunk_size']}"
             self.send(topic, bytes(4) + self.blobs.pop(digest, b""))
         else:
-            self.spec, self.state = (told, self.state) if told["type"] == "Spec" else (self.spec, told)
+            self.spec, self.state = (
+                (told, self.state) if told["type"] == "Spec" else (self.spec, told)
+            )
         if self.spec and self.state:
             self.known.set()
 
@@ -122,17 +132,34 @@ class Attacker:
     def attack(self) -> None:
         """One hostile frame."""
         name, random = self.name(), self.random
-        deeds = (self.joins, self.offers, self.serves, self.asks, self.appears, self.floods, self.chunks)
+        deeds = (
+            self.joins,
+            self.offers,
+            self.serves,
+            self.asks,
+            self.appears,
+            self.floods,
+            self.chunks,
+        )
         random.choice(deeds + (self.mutated,) * 6)(name)
 
     def name(self) -> str:
         """One of a few peers, others every while, or a name that no node can have."""
         possible = [f"evil-{self.sent // SPELL + number}" for number in range(3)]
-        return self.random.choice((*possible, *IMPOSSIBLE) if self.random.random() < 0.3 else possible)
+        return self.random.choice(
+            (*possible, *IMPOSSIBLE) if self.random.random() < 0.3 else possible
+        )
 
     def mutated(self, name: str) -> None:
-        """A real message, changed, of this run and of a session that takes part if one of this name does."""
-        known = {"run": self.spec["run"], "session": self.sessions[name], "round": self.state["round"], "node": name}
+        """A real message, changed, of this run and of a session that takes part if one of this
+        name does.
+        """
+        known = {
+            "run": self.spec["run"],
+            "session": self.sessions[name],
+            "round": self.state["round"],
+            "node": name,
+        }
         payload = self.mutator.current(self.mutator.message().payload, **known)
         self.send(f"{ROOT}/nodes/{name}/{self.random.choice(('up', 'up', 'presence'))}", payload)
 
@@ -155,7 +182,14 @@ class Attacker:
 
     def offer(self, name: str, digest: str, size: int, chunk_size: int) -> None:
         run, round_ = self.spec["run"], self.state["round"]
-        blob = {"federation": "default", "run": run, "round": round_, "node": name, "digest": digest, "size": size}
+        blob = {
+            "federation": "default",
+            "run": run,
+            "round": round_,
+            "node": name,
+            "digest": digest,
+            "size": size,
+        }
         blob |= {"chunk_size": chunk_size}
         self.tell(name, "up", type="Contribution", run=run, round=round_, weight=5, blob=blob)
 
@@ -167,7 +201,12 @@ class Attacker:
         chunks = [self.random.randrange(there) for _ in range(self.random.choice((1, 30, 1024)))]
         if self.random.random() < 0.2:
             chunks[0] = self.random.choice((1 << 30, 1 << 31, -1, there))
-        want = {"type": "Want", "digest": manifest["digest"], "chunk_size": chunk_size, "chunks": chunks}
+        want = {
+            "type": "Want",
+            "digest": manifest["digest"],
+            "chunk_size": chunk_size,
+            "chunks": chunks,
+        }
         self.send(f"{ROOT}/blobs/coordinator/want/{name}", json.dumps(want).encode())
 
     def appears(self, name: str) -> None:
@@ -180,10 +219,14 @@ class Attacker:
         metrics = {f"{number}\x1b[2J": 1.0 for number in range(3000)}
         match self.random.randrange(4):
             case 0:
-                self.send(f"{ROOT}/nodes/{name}/up", bytes(self.random.choice((200_000, 5_000_000))))
+                self.send(
+                    f"{ROOT}/nodes/{name}/up", bytes(self.random.choice((200_000, 5_000_000)))
+                )
             case 1:
                 for _ in range(20):
-                    self.tell(name, "up", type="Telemetry", run=self.spec["run"], round=1, metrics=metrics)
+                    self.tell(
+                        name, "up", type="Telemetry", run=self.spec["run"], round=1, metrics=metrics
+                    )
             case 2:
                 for _ in range(300):
                     self.joins(self.name())
@@ -194,14 +237,22 @@ class Attacker:
     def chunks(self, name: str) -> None:
         index = self.random.choice((0, 1, 3, 2**32 - 1))
         length = self.random.choice((0, 1, 1024, 65_536, 1_000_000))
-        topic = f"{ROOT}/blobs/{name}/chunks/{secrets.token_hex(32)}/{self.random.choice((1024, 65_536))}"
+        topic = (
+            f"{ROOT}/blobs/{name}/chunks/{secrets.token_hex(32)}/"
+            f"{self.random.choice((1024, 65_536))}"
+        )
         self.send(topic, struct.pack(">I", index) + bytes(length))
 
     def storms(self) -> None:
         """Hellos of many peers, without a pause for the answers."""
         for number in range(2000):
             name = f"evil-{number % 50}"
-            hello = {"type": "Hello", "session": secrets.token_hex(8), "run": self.spec["run"], "software": "evil"}
+            hello = {
+                "type": "Hello",
+                "session": secrets.token_hex(8),
+                "run": self.spec["run"],
+                "software": "evil",
+            }
             self.sent += 1
             self.client.publish(f"{ROOT}/nodes/{name}/up", json.dumps(hello), 0)
 
@@ -221,21 +272,50 @@ class Attacker:
 def attack_federation(
     folder: Path, mutator: Mutator, frames: int, deed: Callable[[Attacker], None] = Attacker.attack
 ) -> Outcome:
-    """Send so many hostile frames while a federation of two honest nodes goes through its rounds."""
+    """Send so many hostile frames while a federation of two honest nodes goes through its
+    rounds.
+    """
     folder.mkdir()
     started = time.monotonic()
     with start_broker(folder / "broker", kind="mosquitto") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", NODES,
-            "--quorum", 2, "--linger", 1, "--model", "small", "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7,
-            "--weights", small_weights(folder / "weights"),
-            "--state", folder / "state", log=folder / "log", module="tests.support.small_chunks",
-        )  # fmt: skip
+            "coordinate",
+            broker.url,
+            "--json",
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            NODES,
+            "--quorum",
+            2,
+            "--linger",
+            1,
+            "--model",
+            "small",
+            "--method",
+            "fedavg",
+            "--rounds",
+            ROUNDS,
+            "--seed",
+            7,
+            "--weights",
+            small_weights(folder / "weights"),
+            "--state",
+            folder / "state",
+            log=folder / "log",
+            module="tests.support.small_chunks",
+        )
         try:
             gate, results = Gate(), dict[str, Tensors]()
             attacker = Attacker(broker.port, mutator)
-            honest = [Honest(broker.port, name, gate, shift) for name, shift in (("a", 0.25), ("b", -0.75))]
-            threads = [threading.Thread(target=_take_part, args=(node, results), daemon=True) for node in honest]
+            honest = [
+                Honest(broker.port, name, gate, shift)
+                for name, shift in (("a", 0.25), ("b", -0.75))
+            ]
+            threads = [
+                threading.Thread(target=_take_part, args=(node, results), daemon=True)
+                for node in honest
+            ]
             for thread in threads:
                 thread.start()
             meter = Meter(coordinator, folder)
@@ -253,9 +333,15 @@ def attack_federation(
         finally:
             coordinator.kill()
     # What is logged goes to the same file, and may follow an event on its line.
-    events = [json.JSONDecoder().raw_decode(line)[0] for line in meter.log().splitlines() if line.startswith("{")]
+    events = [
+        json.JSONDecoder().raw_decode(line)[0]
+        for line in meter.log().splitlines()
+        if line.startswith("{")
+    ]
     assert sorted(results) == ["a", "b"], "the honest nodes did not finish"
-    return Outcome(results, events, attacker.sent, meter.grown, meter.disk, time.monotonic() - started)
+    return Outcome(
+        results, events, attacker.sent, meter.grown, meter.disk, time.monotonic() - started
+    )
 
 
 def _take_part(node: Honest, results: dict[str, Tensors]) -> None:
@@ -271,9 +357,11 @@ class Meter:
         self._watched = psutil.Process(process.pid)
 
     def look(self, share: float) -> None:
-        """Measure, when so much of the attack is over; memory must be level after a fifth of it, or at the first look.
+        """Measure, when so much of the attack is over;
+        memory must be level after a fifth of it, or at the first look.
 
-        One deed can be a flood of hundreds of frames: a short attack may be beyond its fifth at the first look.
+        One deed can be a flood of hundreds of frames: a short attack may be beyond its fifth at the
+        first look.
         """
         assert self._process.poll() is None, self.log()
         self.looks += 1
@@ -297,7 +385,10 @@ def size_of(folder: Path) -> int:
 
 
 def check(outcome: Outcome, peace: Outcome) -> str:
-    """An attack must change nothing, fill nothing and be told of briefly. Returns a line about it."""
+    """An attack must change nothing, fill nothing and be told of briefly.
+
+    Returns a line about it.
+    """
     assert peace.results.keys() == outcome.results.keys()
     for name, tensors in outcome.results.items():
         assert {key: value.tobytes() for key, value in tensors.items()} == {

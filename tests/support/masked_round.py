@@ -1,6 +1,8 @@
-"""One round of masked contributions between a coordinator's and nodes' state machines, without a broker.
+"""One round of masked contributions between a coordinator's and nodes' state machines,
+without a broker.
 
-Messages come in any order, but for those of one sender; processes are killed and started again at any moment.
+Messages come in any order, but for those of one sender; processes are killed and started again at
+any moment.
 """
 
 import random
@@ -39,17 +41,28 @@ def make_members(
 
     return {
         name: Member(
-            SCOPE.federation, RUN, name, len(names), threshold, neighbours, classes.get(name, ()),
-            lambda _: bool(classes), lambda context, statement, key=key: key.sign(context, statement).hex(), check,
+            SCOPE.federation,
+            RUN,
+            name,
+            len(names),
+            threshold,
+            neighbours,
+            classes.get(name, ()),
+            lambda _: bool(classes),
+            lambda context, statement, key=key: key.sign(context, statement).hex(),
+            check,
         )
         for name, key in keys.items()
-    }  # fmt: skip
+    }
 
 
 def make_words(names: Sequence[str]) -> dict[str, Arrays]:
     """What each node contributes, before it is masked."""
     return {
-        name: {"a": np.random.default_rng(number).integers(0, 2**32, 20, np.uint32), "b": np.array(number, np.uint32)}
+        name: {
+            "a": np.random.default_rng(number).integers(0, 2**32, 20, np.uint32),
+            "b": np.array(number, np.uint32),
+        }
         for number, name in enumerate(names)
     }
 
@@ -91,7 +104,8 @@ class MaskedRound:
         self.facts, self.drawn, self.arrived = Facts(), frozenset[str](), dict[str, Arrays]()
         self.found: Arrays | None = None  # the sum without masks
         self.secrets: dict[str, bytes] = {}  # that the coordinator has found
-        self.ways: defaultdict[tuple[str, str], deque[object]] = defaultdict(deque)  # by who says it to whom
+        # by who says it to whom
+        self.ways: defaultdict[tuple[str, str], deque[object]] = defaultdict(deque)
         self.settle()
         for name in self.names:
             self.begin(name)
@@ -147,9 +161,14 @@ class MaskedRound:
 
     def answer(self, name: str, answer: Answer) -> None:
         message = MaskingAnswer(
-            session=SESSION, run=RUN, round=1, keys=answer.keys, shares=dict(answer.shares),
-            signature=answer.signature, revealed=dict(answer.revealed),
-        )  # fmt: skip
+            session=SESSION,
+            run=RUN,
+            round=1,
+            keys=answer.keys,
+            shares=dict(answer.shares),
+            signature=answer.signature,
+            revealed=dict(answer.revealed),
+        )
         self.ways[name, "coordinator"].append(message)
 
     def lose(self, name: str) -> None:
@@ -196,7 +215,10 @@ class MaskedRound:
             self.found = apply_masks(add_words([*self.arrived.values()]), masks)
 
     def restart_coordinator(self) -> None:
-        """Its process is killed: what it knows is what is on its disk. Nodes say again what they have said last."""
+        """Its process is killed: what it knows is what is on its disk.
+
+        Nodes say again what they have said last.
+        """
         plan = self.federation.plan
         self.federation = rounds.restore(plan, 1, self.names, self.drawn, self.arrived)
         if self.facts.survivors:
@@ -220,4 +242,7 @@ class MaskedRound:
 
 def sum_of(round_: MaskedRound, names: Sequence[str]) -> Mapping[str, bytes]:
     """What these nodes contribute together, in the open."""
-    return {name: words.tobytes() for name, words in add_words([round_.words[each] for each in names]).items()}
+    return {
+        name: words.tobytes()
+        for name, words in add_words([round_.words[each] for each in names]).items()
+    }

@@ -1,4 +1,6 @@
-"""Every method with its options, as a case; small federations to run them on, and comparison of their tensors."""
+"""Every method with its options, as a case; small federations to run them on,
+and comparison of their tensors.
+"""
 
 import functools
 from collections.abc import Iterable
@@ -22,7 +24,10 @@ ON_ANY_MODEL = tuple(name for name in METHODS if name != "fedtfi")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afedcl": ("afedcl", {}),
     "afedcl, carried over": ("afedcl", {"start": "carry"}),
-    "afedcl, alternating": ("afedcl", {"play": "alternating", "report": "evaluation", "deploy": "final"}),
+    "afedcl, alternating": (
+        "afedcl",
+        {"play": "alternating", "report": "evaluation", "deploy": "final"},
+    ),
     "afedcl, images count": ("afedcl", {"weights": "images"}),
     "afedcl, without fusion": ("afedcl", {"fusion": "none", "weights": "equal"}),
     **{name: (name, {}) for name in ON_ANY_MODEL if name != "afedcl"},
@@ -30,7 +35,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def slow_except(quick: Iterable[str], names: Iterable[str] = ON_ANY_MODEL) -> list[Any]:
-    """Parameters of a test that takes seconds for each name; `make slow` runs all but the quick ones."""
+    """Parameters of a test that takes seconds for each name;
+    `make slow` runs all but the quick ones.
+    """
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
@@ -39,7 +46,9 @@ def images(seed: int, count: int = 6) -> LabelledImages:
     labels = np.arange(count) % 2 + seed % 2  # two of the three classes
     pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
     digests = tuple(f"{seed:032x}{index:032x}" for index in range(count))
-    return LabelledImages(pixels.astype(np.uint8), labels.astype(np.int64), digests, tuple(map(Path, digests)))
+    return LabelledImages(
+        pixels.astype(np.uint8), labels.astype(np.int64), digests, tuple(map(Path, digests))
+    )
 
 
 def shares(nodes: int = 3) -> dict[str, Images]:
@@ -48,7 +57,9 @@ def shares(nodes: int = 3) -> dict[str, Images]:
 
 def drafted(case: str, seed: int = 0, **training: Any) -> tuple[Spec, Arrays]:
     method, options = CASES[case]
-    request = Request(method=method, options=options, model="small", size=16, seed=seed, training=training)
+    request = Request(
+        method=method, options=options, model="small", size=16, seed=seed, training=training
+    )
     request = request._replace(rounds=2) if trains(request) else request
     return draft(request, federation="test", classes=CLASSES, nodes=3)
 
@@ -60,4 +71,6 @@ def one_round(case: str) -> SimulationResult:
 
 
 def equal(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+    return one.keys() == other.keys() and all(
+        one[name].tobytes() == other[name].tobytes() for name in one
+    )

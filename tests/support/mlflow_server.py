@@ -1,4 +1,6 @@
-"""A real MLflow server: its own web application over a SQLite file, without the pages that people look at."""
+"""A real MLflow server: its own web application over a SQLite file,
+without the pages that people look at.
+"""
 
 import os
 import subprocess
@@ -22,21 +24,30 @@ class MLflowServer:
 
     def is_there(self) -> bool:
         try:
-            self.ask("experiments/search", {"max_results": 1})  # its first answer takes as long as making the database
+            # its first answer takes as long as making the database
+            self.ask("experiments/search", {"max_results": 1})
         except httpx.HTTPError:
             return False
         return True
 
     def ask(self, what: str, question: dict[str, Any] | None = None) -> Any:
         url = f"{self.url}/api/2.0/mlflow/{what}"
-        answer = httpx.post(url, json=question, timeout=30) if question else httpx.get(url, timeout=30)
+        answer = (
+            httpx.post(url, json=question, timeout=30) if question else httpx.get(url, timeout=30)
+        )
         return answer.raise_for_status().json()
 
     def runs(self, experiment: str) -> list[dict[str, Any]]:
         """The runs of an experiment; none if there is no such experiment."""
-        found = self.ask("experiments/search", {"max_results": 10, "filter": f"name = '{experiment}'"})
+        found = self.ask(
+            "experiments/search", {"max_results": 10, "filter": f"name = '{experiment}'"}
+        )
         numbers = [each["experiment_id"] for each in found.get("experiments", [])]
-        return list(self.ask("runs/search", {"experiment_ids": numbers}).get("runs", [])) if numbers else []
+        return (
+            list(self.ask("runs/search", {"experiment_ids": numbers}).get("runs", []))
+            if numbers
+            else []
+        )
 
     def history(self, run: str, metric: str) -> list[tuple[int, float]]:
         """(step, value) of each that was logged."""
@@ -56,9 +67,22 @@ def mlflow_server(folder: Path, port: int) -> Iterator[MLflowServer]:
     server = MLflowServer(port)
     with (folder / "mlflow.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flask", "--app", "mlflow.server:app", "run", "--host", HOST, "--port", str(port)],
-            env=environment, stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "flask",
+                "--app",
+                "mlflow.server:app",
+                "run",
+                "--host",
+                HOST,
+                "--port",
+                str(port),
+            ],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
     try:
         wait_until(server.is_there)
         yield server

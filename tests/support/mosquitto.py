@@ -25,7 +25,9 @@ log_dest file {folder}/broker.log
 
 
 class Mosquitto:
-    """A mosquitto that comes back on the same port; with persistence it comes back up to a second behind."""
+    """A mosquitto that comes back on the same port;
+    with persistence it comes back up to a second behind.
+    """
 
     name = BROKER
 
@@ -35,14 +37,21 @@ class Mosquitto:
         self.port = free_port()
         self.url = f"mqtt://127.0.0.1:{self.port}"
         self._config = folder / "mosquitto.conf"
-        settings = {"port": self.port, "folder": folder, "persistence": str(persistence).lower(), "more": more}
+        settings = {
+            "port": self.port,
+            "folder": folder,
+            "persistence": str(persistence).lower(),
+            "more": more,
+        }
         self._config.write_text(_CONFIG.format(**settings), encoding="ascii")
 
     def start(self) -> None:
         """Start it; return when it listens."""
         errors = self.log.with_suffix(".err")
         with errors.open("wb") as stderr:
-            self._process = subprocess.Popen([str(find_mosquitto()), "-c", self._config], stderr=stderr)
+            self._process = subprocess.Popen(
+                [str(find_mosquitto()), "-c", self._config], stderr=stderr
+            )
         wait_until(
             lambda: accepts_connections(self.port),
             meanwhile=lambda: self._process.poll() is None,
@@ -50,7 +59,9 @@ class Mosquitto:
         )
 
     def wait_until_saved(self) -> None:
-        """Wait until all that it knows now is on the disk: the second file from now on was begun after this moment."""
+        """Wait until all that it knows now is on the disk:
+        the second file from now on was begun after this moment.
+        """
         file = self.log.with_name("mosquitto.db")
         for _ in range(2):
             before = file.stat().st_mtime_ns if file.exists() else 0

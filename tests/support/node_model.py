@@ -1,4 +1,6 @@
-"""A node's session without network, disk and training: what the shell around its state machine does, as a model."""
+"""A node's session without network, disk and training:
+what the shell around its state machine does, as a model.
+"""
 
 import hashlib
 from collections import deque
@@ -8,7 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol.codec import encoded_size
-from broker_config.protocol.messages import Delta, Manifest, Preprocessing, Spec, TensorSpec, Training
+from broker_config.protocol.messages import (
+    Delta,
+    Manifest,
+    Preprocessing,
+    Spec,
+    TensorSpec,
+    Training,
+)
 from broker_config.protocol.round_contents import NO_BASE, broadcast_tensors
 from broker_config.transfer.blob_transfer import Fetched
 from trainer.federation.client.checkpoint import KEPT, Progress
@@ -50,7 +59,9 @@ ASKING = Look | Serve | GoBack | Apply | AnswerStep | Mask
 
 
 def make_spec(rounds: int = 3, *, statistics: bool = False, deadline: float = 0.0) -> Spec:
-    """A federation of this node and others; with `statistics`, nodes contribute sums to its last round."""
+    """A federation of this node and others; with `statistics`,
+    nodes contribute sums to its last round.
+    """
     return Spec(
         federation="steel",
         run=RUN,
@@ -86,10 +97,16 @@ def make_broadcast(spec: Spec, round_: int, content: str = "") -> Manifest:
 
 
 def make_delta(spec: Spec, round_: int) -> Delta:
-    """What a round's broadcast, or the result, is made of: that of the round before or, in the first round, nothing."""
+    """What a round's broadcast, or the result, is made of: that of the round before or,
+    in the first round, nothing.
+    """
     broadcast = make_broadcast(spec, round_)
-    coded = msgspec.structs.replace(broadcast, digest=hashlib.sha256(f"delta {round_}".encode()).hexdigest(), size=9)
-    return Delta(base=make_broadcast(spec, round_ - 1).digest if round_ > 1 else NO_BASE, blob=coded)
+    coded = msgspec.structs.replace(
+        broadcast, digest=hashlib.sha256(f"delta {round_}".encode()).hexdigest(), size=9
+    )
+    return Delta(
+        base=make_broadcast(spec, round_ - 1).digest if round_ > 1 else NO_BASE, blob=coded
+    )
 
 
 def make_contribution(broadcast: Manifest, node: str = NAME) -> Manifest:
@@ -150,7 +167,9 @@ class NodeModel:
             self.state, effects = advance(self.state, pending.popleft())
             asking = [each for each in effects if isinstance(each, ASKING)]
             assert len(asking) <= 1, "two questions at a time: the second one may be asked in vain"
-            assert not asking or effects[-1] is asking[0], "what follows a question was decided without its answer"
+            assert not asking or effects[-1] is asking[0], (
+                "what follows a question was decided without its answer"
+            )
             for effect in effects:
                 done.append(effect)
                 answer = self._perform(effect)
@@ -167,7 +186,9 @@ class NodeModel:
             case GoBack(round_):
                 return WentBack(effect, *self._go_back(round_))
             case Apply(delta, broadcast):
-                assert delta.base == NO_BASE or self.disk.get(delta.base), "there is nothing to apply it to"
+                assert delta.base == NO_BASE or self.disk.get(delta.base), (
+                    "there is nothing to apply it to"
+                )
                 assert self.disk.pop(delta.blob.digest), "it has not arrived"
                 self.disk |= {broadcast.digest: True} if self.deltas_fit else {}
                 return Applied(delta, self.deltas_fit)
@@ -177,7 +198,9 @@ class NodeModel:
                 self.disk.pop(manifest.digest, None)
                 self.fetching = manifest
             case Purge(kept):
-                self.disk = {digest: intact for digest, intact in self.disk.items() if digest in kept}
+                self.disk = {
+                    digest: intact for digest, intact in self.disk.items() if digest in kept
+                }
             case Train(broadcast):
                 self._begin(broadcast)
             case Deploy(final):
@@ -195,9 +218,14 @@ class NodeModel:
         assert self.job is None, "it is busy"
         assert self.disk.get(broadcast.digest), "it would train from what is not there"
         durable = self.durable
-        resumed = durable is not None and (durable.round, durable.stage) == (broadcast.round, "contributed")
+        resumed = durable is not None and (durable.round, durable.stage) == (
+            broadcast.round,
+            "contributed",
+        )
         reached = durable.round if durable else 0
-        assert resumed or broadcast.round > reached, "it has trained this round, and has not gone back"
+        assert resumed or broadcast.round > reached, (
+            "it has trained this round, and has not gone back"
+        )
         self.job = Job(broadcast, 2 if resumed else 1)
         self.trained.append((broadcast.round, self.job.stage))
 
@@ -212,7 +240,12 @@ class NodeModel:
         end = earlier[-1] if earlier else self.ends[0] if self.ends else self.durable
         is_exact = end.round == history[-1]["round"]
         self.durable = msgspec.structs.replace(
-            end, round=round_ - 1, stage="refined", blob=end.blob if is_exact else None, history=history, counted=None
+            end,
+            round=round_ - 1,
+            stage="refined",
+            blob=end.blob if is_exact else None,
+            history=history,
+            counted=None,
         )
         self.ends = [each for each in self.ends if each.round < round_]
         return self.durable, is_exact
@@ -271,7 +304,9 @@ class NodeModel:
         )
 
     def restart(self, *, loses_its_state: bool) -> None:
-        """The process is killed, and another one begins; it may find the newest state damaged, if it has that still."""
+        """The process is killed, and another one begins;
+        it may find the newest state damaged, if it has that still.
+        """
         if loses_its_state and self.durable is not None and self.lost is None:
             self.lost = self.durable.broadcast
             if self.durable.stage == "refined" and self.ends:

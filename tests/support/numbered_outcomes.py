@@ -54,20 +54,37 @@ def items(first: int, last: int) -> list[Item]:
 
 
 class OutcomeProcess:
-    """A process that puts outcomes from number `first` on, one every `pause` seconds, and waits to be ended."""
+    """A process that puts outcomes from number `first` on, one every `pause` seconds,
+    and waits to be ended.
+    """
 
     def __init__(
-        self, sinks: list[dict[str, Any]], state: Path, *, first: int = 0, count: int = 1000, pause: float = 0.0,
-        spool: dict[str, int] | None = None, before: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        sinks: list[dict[str, Any]],
+        state: Path,
+        *,
+        first: int = 0,
+        count: int = 1000,
+        pause: float = 0.0,
+        spool: dict[str, int] | None = None,
+        before: str = "",
+    ) -> None:
         tables = {"sinks": sinks, "spool": spool or {}}
         state.mkdir(exist_ok=True)
         self.log = state / f"log-{first}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", before + _PROCESS, json.dumps([tables, str(state), first, count, pause])],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-c",
+                    before + _PROCESS,
+                    json.dumps([tables, str(state), first, count, pause]),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self.put: list[int] = []  # what was put for sure
 
     def until(self, count: int | None = None) -> Self:
@@ -87,7 +104,9 @@ class OutcomeProcess:
         """Kill -9; returns what was put for sure."""
         self.process.kill()
         assert self.process.stdout
-        self.put += [int(line) for line in self.process.stdout.read().split("\n")[:-1] if line != "all"]
+        self.put += [
+            int(line) for line in self.process.stdout.read().split("\n")[:-1] if line != "all"
+        ]
         self.process.wait()
         return self.put
 
@@ -101,5 +120,7 @@ class OutcomeProcess:
 
 def numbers(found: list[dict[str, Any]]) -> list[int]:
     """Which outcomes these are; they must be in order, their `seq` without a gap."""
-    assert [each["seq"] for each in found] == list(range(found[0]["seq"], found[0]["seq"] + len(found)))
+    assert [each["seq"] for each in found] == list(
+        range(found[0]["seq"], found[0]["seq"] + len(found))
+    )
     return [int(each["image"]) for each in found]

@@ -1,4 +1,6 @@
-"""A real OPC UA server in a process of its own, with variables as a PLC has them; each write is a line of its log."""
+"""A real OPC UA server in a process of its own, with variables as a PLC has them;
+each write is a line of its log.
+"""
 
 import asyncio
 import json
@@ -16,11 +18,27 @@ from tests.support.ports import HOST, free_port
 from tests.support.waiting import wait_until
 
 VARIABLES = {  # the namespace is 2
-    "image": "String", "label": "String", "confidence": "Float", "defect": "Boolean", "doubt": "Boolean",
-    "status": "String", "id": "String", "time": "DateTime", "seq": "UInt32", "counter": "UInt16", "ready": "Boolean",
+    "image": "String",
+    "label": "String",
+    "confidence": "Float",
+    "defect": "Boolean",
+    "doubt": "Boolean",
+    "status": "String",
+    "id": "String",
+    "time": "DateTime",
+    "seq": "UInt32",
+    "counter": "UInt16",
+    "ready": "Boolean",
     "part": "String",
-}  # fmt: skip
-FIRST = {"String": "", "Float": 0.0, "Boolean": False, "UInt32": 0, "UInt16": 0, "DateTime": datetime(2026, 1, 1)}
+}
+FIRST = {
+    "String": "",
+    "Float": 0.0,
+    "Boolean": False,
+    "UInt32": 0,
+    "UInt16": 0,
+    "DateTime": datetime(2026, 1, 1),
+}
 LOCKED = "ns=2;s=locked"
 
 
@@ -45,7 +63,9 @@ class OpcUaServer:
         settings = {"url": self.url, "folder": str(self._folder), **self._settings}
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.opcua_server", json.dumps(settings)], stdout=log, stderr=log
+                [sys.executable, "-m", "tests.support.opcua_server", json.dumps(settings)],
+                stdout=log,
+                stderr=log,
             )
         wait_until(ready.exists)
         return self
@@ -72,18 +92,26 @@ class OpcUaServer:
         """Write variables as the PLC's program does."""
         async with Client(self.url) as client:
             for name, value in values.items():
-                await client.get_node(node(name)).write_value(ua.Variant(value, ua.VariantType[VARIABLES[name]]))
+                await client.get_node(node(name)).write_value(
+                    ua.Variant(value, ua.VariantType[VARIABLES[name]])
+                )
 
 
 class _Users:
     def __init__(self, users: dict[str, str]) -> None:
         self._users = users
 
-    def get_user(self, _server: object, username: str | None = None, password: str | None = None, **_: object) -> Any:
-        return User(role=UserRole.User) if username and self._users.get(username) == password else None
+    def get_user(
+        self, _server: object, username: str | None = None, password: str | None = None, **_: object
+    ) -> Any:
+        return (
+            User(role=UserRole.User) if username and self._users.get(username) == password else None
+        )
 
 
-async def _serve(url: str, folder: str, users: dict[str, str] | None = None, cert: str = "", key: str = "") -> None:
+async def _serve(
+    url: str, folder: str, users: dict[str, str] | None = None, cert: str = "", key: str = ""
+) -> None:
     server = Server(user_manager=_Users(users) if users else None)  # type: ignore[arg-type]
     await server.init()
     server.set_endpoint(url)
@@ -101,10 +129,15 @@ async def _serve(url: str, folder: str, users: dict[str, str] | None = None, cer
         def store(data: Any, attribute: Any, value: Any, name: str = name) -> None:
             data.attributes[attribute].value = value
             found = value.Value.Value
-            writes.write(json.dumps([name, found.isoformat() if isinstance(found, datetime) else found]) + "\n")
+            writes.write(
+                json.dumps([name, found.isoformat() if isinstance(found, datetime) else found])
+                + "\n"
+            )
             writes.flush()
 
-        server.iserver.aspace.set_attribute_value_setter(variable.nodeid, ua.AttributeIds.Value, store)
+        server.iserver.aspace.set_attribute_value_setter(
+            variable.nodeid, ua.AttributeIds.Value, store
+        )
     await place.add_variable(LOCKED, "locked", "")
     async with server:
         (Path(folder) / "ready").touch()

@@ -7,14 +7,25 @@ NOON_MS = 1772366400250
 
 
 def verdict(number: int = 0, **others: object) -> Verdict:
-    return Verdict(**{  # type: ignore[arg-type]
-        "image": f"part-{number}.png", "label": "scratches", "confidence": 0.75, "probabilities": {"scratches": 0.75},
-        "bundle": "press@3", "milliseconds": 12.5, "time": NOON, "id": f"{number:032x}",
-    } | others)  # fmt: skip
+    return Verdict(
+        **{  # type: ignore[arg-type]
+            "image": f"part-{number}.png",
+            "label": "scratches",
+            "confidence": 0.75,
+            "probabilities": {"scratches": 0.75},
+            "bundle": "press@3",
+            "milliseconds": 12.5,
+            "time": NOON,
+            "id": f"{number:032x}",
+        }
+        | others
+    )
 
 
 def failure(number: int = 0) -> Failure:
-    return Failure(image=f"part-{number}", error="no image", remedy="send one", time=NOON, id=f"{number:032x}")
+    return Failure(
+        image=f"part-{number}", error="no image", remedy="send one", time=NOON, id=f"{number:032x}"
+    )
 
 
 def notice() -> Notice:

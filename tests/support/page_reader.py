@@ -1,4 +1,6 @@
-"""A reader who types a page's commands, one after the other, and opens another terminal for each that stays."""
+"""A reader who types a page's commands, one after the other,
+and opens another terminal for each that stays.
+"""
 
 import contextlib
 import itertools
@@ -72,7 +74,9 @@ class Reader:
         (self._programs / name).chmod(0o755)
 
     def type(self, block: str) -> None:
-        """A block: its commands one by one or, where it says itself what runs beside what, as one script."""
+        """A block: its commands one by one or, where it says itself what runs beside what,
+        as one script.
+        """
         typed = [block] if "$!" in block else list(lines(block))
         self._end({kind_of(line) for line in typed} & STAYS)
         for line in typed:
@@ -97,7 +101,10 @@ class Reader:
             self._wait_for(terminal)
             return
         wait_until(
-            lambda: terminal.process.poll() is not None or READY.get(kind, "\n") in terminal.log.read_text(),
+            lambda: (
+                terminal.process.poll() is not None
+                or READY.get(kind, "\n") in terminal.log.read_text()
+            ),
             said=lambda: terminal.describe("it never became ready"),
             seconds=SECONDS,
         )
@@ -105,14 +112,20 @@ class Reader:
     def _start(self, line: str) -> tuple[Process, Path]:
         log = self._logs / f"{len(list(self._logs.iterdir()))}.log"
         assigned, words = split(shell_words(line))
-        if words[0] == "edge-node" and not any(set(word) <= set("();<>|&") or "$" in word for word in words):
+        if words[0] == "edge-node" and not any(
+            set(word) <= set("();<>|&") or "$" in word for word in words
+        ):
             return Forked(words[1:], log, self._environment | assigned, self.folder), log
         script = f"exec {line}" if kind_of(line) in STAYS else line
         with log.open("wb") as output:
             return subprocess.Popen(
-                ["sh", "-euc", script], cwd=self.folder, env=self._environment,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            ), log  # fmt: skip
+                ["sh", "-euc", script],
+                cwd=self.folder,
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ), log
 
     def _wait_for(self, terminal: Terminal) -> None:
         try:
@@ -143,7 +156,9 @@ class Reader:
         self._end(STAYS)
 
     def leave(self) -> None:
-        """Kill what runs, should the page have failed; of a script also what it has left in the background."""
+        """Kill what runs, should the page have failed;
+        of a script also what it has left in the background.
+        """
         for process in (each.process for each in self._terminals):
             if isinstance(process, Forked):
                 process.kill()

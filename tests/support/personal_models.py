@@ -1,4 +1,6 @@
-"""Personal models with decided answers, images for them, and the probabilities that torch computes."""
+"""Personal models with decided answers, images for them,
+and the probabilities that torch computes.
+"""
 
 import hashlib
 from pathlib import Path
@@ -32,7 +34,9 @@ def made(request: Request, node: str, method: str, seed: int) -> PersonalModel:
     request = request._replace(method=method, seed=seed)
     request = request if trains(request) else request._replace(rounds=0)
     spec, own = draft(request, federation="steel", classes=CLASSES, nodes=2)
-    _, received = draft(request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2)
+    _, received = draft(
+        request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2
+    )
     entry = make(method, spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
     tensors = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
@@ -58,7 +62,9 @@ def normalised(model: PersonalModel, length: float) -> PersonalModel:
 def _labelled_pictures(preprocessing: Preprocessing) -> TrainingSet:
     labels = np.arange(6) % len(CLASSES)
     names = tuple(map(str, labels))
-    return TrainingSet.of(LabelledImages(pictures(preprocessing.size, 6), labels, names, ()), preprocessing)
+    return TrainingSet.of(
+        LabelledImages(pictures(preprocessing.size, 6), labels, names, ()), preprocessing
+    )
 
 
 def _varied(tensors: Tensors, seed: int) -> Tensors:
@@ -78,12 +84,20 @@ def _varied(tensors: Tensors, seed: int) -> Tensors:
 
 
 def _decided(tensors: Tensors, network: Network, size: int) -> Tensors:
-    """The tensors with a classifier that is sure of some pictures, torn between classes at others."""
+    """The tensors with a classifier that is sure of some pictures,
+    torn between classes at others.
+    """
     with torch.no_grad():
-        logits = network.predict(tensors, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1)
+        logits = network.predict(
+            tensors, torch.from_numpy(pictures(size, 8)).permute(0, 3, 1, 2) / 127.5 - 1
+        )
     scale = 3 / logits.std(0).max()
     bias = (tensors["classifier.bias"] - logits.mean(0)) * scale
-    return {**tensors, "classifier.weight": tensors["classifier.weight"] * scale, "classifier.bias": bias}
+    return {
+        **tensors,
+        "classifier.weight": tensors["classifier.weight"] * scale,
+        "classifier.bias": bias,
+    }
 
 
 def torch_probabilities(model: PersonalModel, images: np.ndarray) -> np.ndarray:
@@ -92,24 +106,40 @@ def torch_probabilities(model: PersonalModel, images: np.ndarray) -> np.ndarray:
     mean, std = torch.tensor(metadata.preprocessing.mean), torch.tensor(metadata.preprocessing.std)
     pixels = ((torch.from_numpy(images).float() / 255 - mean) / std).permute(0, 3, 1, 2)
     with torch.no_grad():
-        return torch.softmax(Network(metadata.model, len(metadata.classes)).predict(model.tensors, pixels), 1).numpy()
+        return torch.softmax(
+            Network(metadata.model, len(metadata.classes)).predict(model.tensors, pixels), 1
+        ).numpy()
 
 
 def pictures(size: int, count: int) -> np.ndarray:
     """uint8 [count, size, size, 3] of blocks in random colours."""
-    blocks = np.random.default_rng(count).integers(0, 256, (count, size // 8, size // 8, 3), np.uint8)
+    blocks = np.random.default_rng(count).integers(
+        0, 256, (count, size // 8, size // 8, 3), np.uint8
+    )
     return blocks.repeat(8, 1).repeat(8, 2)
 
 
-def signed_fields(signers: FederationKeys, model: PersonalModel, **changes: object) -> PersonalModel:
-    """The model, made from a broadcast that the coordinator has signed; AFedCL's serves it as it came."""
+def signed_fields(
+    signers: FederationKeys, model: PersonalModel, **changes: object
+) -> PersonalModel:
+    """The model, made from a broadcast that the coordinator has signed;
+    AFedCL's serves it as it came.
+    """
     received = add_prefix("encoder", strip_prefix("received", model.tensors))
     if received:  # its stem is there once, as the own encoder's
         received |= {name: value for name, value in model.tensors.items() if is_frozen(name)}
     metadata = model.metadata
-    content = {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()} if received else {}
-    broadcast = signers.broadcast(**{"run": metadata.run, "round": metadata.round} | content | changes)
-    return model._replace(metadata=msgspec.structs.replace(metadata, node="plant-a", broadcast=broadcast))
+    content = (
+        {"digest": hashlib.sha256(encode_tensors(to_arrays(received))).hexdigest()}
+        if received
+        else {}
+    )
+    broadcast = signers.broadcast(
+        **{"run": metadata.run, "round": metadata.round} | content | changes
+    )
+    return model._replace(
+        metadata=msgspec.structs.replace(metadata, node="plant-a", broadcast=broadcast)
+    )
 
 
 FACTS = ModelMetadata(

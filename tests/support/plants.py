@@ -30,11 +30,22 @@ from trainer.models.named_tensors import strip_prefix
 
 CLASSES = ("inclusion", "patches", "scratches")
 FEDERATION = (
-    "--method", "afedcl", "--model", "small", "--size", "32", "--rounds", "2", "--seed", "7",
-)  # fmt: skip
+    "--method",
+    "afedcl",
+    "--model",
+    "small",
+    "--size",
+    "32",
+    "--rounds",
+    "2",
+    "--seed",
+    "7",
+)
 
 
-def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASSES, size: int = 32) -> Path:
+def draw(
+    folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASSES, size: int = 32
+) -> Path:
     """Images that differ by class: brightness and stripes under noise."""
     random = np.random.default_rng(seed)
     for number, name in enumerate(classes):
@@ -42,7 +53,9 @@ def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASS
         for index in range(per_class):
             pixels = random.normal(80 + 40 * number, 25, (size, size, 3))
             pixels[:: number + 2] += 60
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{seed}-{index}.png")
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(
+                folder / name / f"{seed}-{index}.png"
+            )
     return folder
 
 
@@ -56,22 +69,36 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 def start(
-    *arguments: object, log: Path, module: str = "edge.cli.main", anew: bool = False, **environment: str
+    *arguments: object,
+    log: Path,
+    module: str = "edge.cli.main",
+    anew: bool = False,
+    **environment: str,
 ) -> Process:
-    """An `edge-node` process, its output in `log`; what takes long to start is forked, unless `anew`."""
+    """An `edge-node` process, its output in `log`; what takes long to start is forked,
+    unless `anew`.
+    """
     words = [str(each) for each in arguments]
     command = next(word for word in words if not word.startswith("--"))
     draws = command == "coordinate" and "--weights" not in words  # which imports torch
-    if (draws or command in ("join", "preview", "serve")) and module == "edge.cli.main" and not anew:
+    if (
+        (draws or command in ("join", "preview", "serve"))
+        and module == "edge.cli.main"
+        and not anew
+    ):
         return Forked(words, log, environment)
     with log.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *words], stdout=file, stderr=subprocess.STDOUT,
+            [sys.executable, "-m", module, *words],
+            stdout=file,
+            stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
 
 
-def run(*arguments: object, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, timeout: float = PATIENCE, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """An `edge-node` command, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
@@ -83,14 +110,20 @@ def run(*arguments: object, timeout: float = PATIENCE, **environment: str) -> su
     )
 
 
-def here(*words: object, app: typer.Typer = edge_node, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def here(
+    *words: object, app: typer.Typer = edge_node, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
     """As `run`, but in this process: none has to start and import torch."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     arguments, sys.argv = sys.argv, ["edge-node", *map(str, words)]
     typed, sys.stdin = sys.stdin, io.StringIO(stdin)
     out, err = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as end,
+        ):
             run_app(app)
     finally:
         sys.argv, sys.stdin = arguments, typed
@@ -107,34 +140,60 @@ def wait_for(log: Path, text: str, seconds: float = PATIENCE) -> str:
         said = log.read_text() if log.exists() else ""
         return said if text in said else ""
 
-    return wait_until(found, said=lambda: f"{text!r} is not in {log}:\n{log.read_text()}", seconds=seconds)
+    return wait_until(
+        found, said=lambda: f"{text!r} is not in {log}:\n{log.read_text()}", seconds=seconds
+    )
 
 
 @functools.cache
 def drawn_weights() -> Path:
-    """What FEDERATION's seed draws, as a file: with it a coordinator needs no torch, and starts at once."""
+    """What FEDERATION's seed draws, as a file: with it a coordinator needs no torch,
+    and starts at once.
+    """
     path = Path(tempfile.mkdtemp()) / "small.safetensors"
     save_file(strip_prefix("encoder", initial_encoder("small", "none", 7)), path)
     return path
 
 
-def federate(url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]) -> None:
-    """Run a federation of the plants' processes to its end; state folders are `folder/coordinator` and `folder/NAME`.
+def federate(
+    url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]
+) -> None:
+    """Run a federation of the plants' processes to its end; state folders are
+    `folder/coordinator` and `folder/NAME`.
 
     AssertionError with the logs if a process fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     processes = {
         "coordinator": start(
-            "coordinate", url, "--classes", ",".join(CLASSES), "--nodes", len(plants), *FEDERATION,
-            "--weights", drawn_weights(), *flags, "--state", folder / "coordinator", log=folder / "coordinator.log",
+            "coordinate",
+            url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            len(plants),
+            *FEDERATION,
+            "--weights",
+            drawn_weights(),
+            *flags,
+            "--state",
+            folder / "coordinator",
+            log=folder / "coordinator.log",
         )
-    }  # fmt: skip
+    }
     for name, images in plants.items():
         processes[name] = start(
-            "join", url, "--name", name, "--data", images, "--state", folder / name, *join.get(name, ()),
+            "join",
+            url,
+            "--name",
+            name,
+            "--data",
+            images,
+            "--state",
+            folder / name,
+            *join.get(name, ()),
             log=folder / f"{name}.log",
-        )  # fmt: skip
+        )
     try:
         codes = {name: process.wait(120) for name, process in processes.items()}
     finally:

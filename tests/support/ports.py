@@ -9,7 +9,9 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A free port below those that connections are given, each once: nobody takes it while its server does not run."""
+    """A free port below those that connections are given, each once:
+    nobody takes it while its server does not run.
+    """
     for port in _PORTS:
         with suppress(OSError), socket.create_server((HOST, port)):
             return port
@@ -17,7 +19,9 @@ def free_port() -> int:
 
 
 def _own_ports() -> Iterator[int]:
-    """Ports of hundreds that no other process of these tests has: it keeps the UDP port of each one's first."""
+    """Ports of hundreds that no other process of these tests has:
+    it keeps the UDP port of each one's first.
+    """
     kept = []
     for first in random.SystemRandom().sample(range(20_000, 32_000, 100), 120):
         with suppress(OSError):

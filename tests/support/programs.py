@@ -1,4 +1,6 @@
-"""What some tests need beyond Python, mosquitto, openssl and git: whether it is here, and what brings it."""
+"""What some tests need beyond Python, mosquitto, openssl and git: whether it is here,
+and what brings it.
+"""
 
 import ctypes
 import os
@@ -43,7 +45,9 @@ def find_needs() -> dict[str, Need]:
     return {
         "chromium": Need(find_chromium() is not None, "make pages"),
         "a C compiler": Need(shutil.which("cc") is not None, "run as root: make slow"),
-        "systemd-analyze": Need(shutil.which("systemd-analyze") is not None, "run as root: make slow"),
+        "systemd-analyze": Need(
+            shutil.which("systemd-analyze") is not None, "run as root: make slow"
+        ),
         LIBPYTHON: Need(_can_load(f"{LIBPYTHON}.so.1.0"), f"apt install {LIBPYTHON}"),
         "root": Need(os.geteuid() == 0, "run the same command as root"),
     }

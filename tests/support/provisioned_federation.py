@@ -1,4 +1,6 @@
-"""Federations with keys: provisioned as an operator does it, with a real mosquitto that admits only their members."""
+"""Federations with keys: provisioned as an operator does it,
+with a real mosquitto that admits only their members.
+"""
 
 import os
 import random
@@ -49,7 +51,9 @@ def make(
     ago: timedelta = timedelta(),
 ) -> Members:
     """A new federation in `folder`, of coordinator, monitor and `nodes`; made `ago`."""
-    return _provision(folder, federation, ChangeRequest(nodes=nodes, hosts=[host], port=port, days=days), ago)
+    return _provision(
+        folder, federation, ChangeRequest(nodes=nodes, hosts=[host], port=port, days=days), ago
+    )
 
 
 def _provision(folder: Path, federation: str, request: ChangeRequest, ago: timedelta) -> Members:
@@ -58,7 +62,9 @@ def _provision(folder: Path, federation: str, request: ChangeRequest, ago: timed
 
 
 def meet(server: Members, client: Kit, flags: ssl.VerifyFlags = ssl.VERIFY_X509_STRICT) -> str:
-    """A TLS handshake in memory, as strict as Python 3.13 and mosquitto are: its version; SSLError if it fails."""
+    """A TLS handshake in memory, as strict as Python 3.13 and mosquitto are:
+    its version; SSLError if it fails.
+    """
     broker = server.folder / "broker"
     here = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     here.load_cert_chain(broker / "broker.pem", broker / "broker.key")
@@ -82,7 +88,12 @@ def meet(server: Members, client: Kit, flags: ssl.VerifyFlags = ssl.VERIFY_X509_
 
 def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[MqttClient, Queue[Any]]:
     inbox: Queue[Any] = Queue()
-    mqtt = MqttClient(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name))
+    mqtt = MqttClient(
+        endpoint,
+        name or f"edge-node/{random.getrandbits(64):x}",
+        inbox=inbox,
+        persistent=bool(name),
+    )
     mqtt.subscribe(*filters)
     mqtt.open()
     assert isinstance(inbox.get(timeout=60), Connected)
@@ -96,7 +107,9 @@ def admitted(its: Kit) -> bool:
 
 
 class Guarded:
-    """A mosquitto with a federation's generated configuration, as it is: `members` are those that it was made for."""
+    """A mosquitto with a federation's generated configuration, as it is:
+    `members` are those that it was made for.
+    """
 
     def __init__(self, members: Members):
         self.members = members
@@ -153,7 +166,9 @@ class Guarded:
 
 @contextmanager
 def guarded(folder: Path, **options: Any) -> Iterator[Guarded]:
-    """A running mosquitto for a new federation in `folder`, which all users can reach; `options` as in `make`."""
+    """A running mosquitto for a new federation in `folder`, which all users can reach;
+    `options` as in `make`.
+    """
     broker = Guarded(make(folder, port=free_port(), **options))
     try:
         broker.start()

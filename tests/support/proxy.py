@@ -8,7 +8,9 @@ from typing import Self
 
 
 class Proxy:
-    """Forwards connections to `port` on this machine, at most `rate` bytes a second in each direction."""
+    """Forwards connections to `port` on this machine,
+    at most `rate` bytes a second in each direction.
+    """
 
     def __init__(self, port: int, rate: float = float("inf")):
         self._target = port

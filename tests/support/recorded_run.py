@@ -33,16 +33,37 @@ MINUTE = 60.0  # seconds from one round to the next
 
 def make_spec(run: str = RUN, *, nodes: int = 3, rounds: int = 5, method: str = "afedcl") -> Spec:
     return Spec(
-        federation="steel", run=run, software="0.1.0", method=method, options={}, model="small",
-        classes=("inclusion", "patches", "scratches"), training=Training(), rounds=rounds, nodes=nodes, quorum=nodes,
-        preprocessing=Preprocessing(size=32, mean=(0, 0, 0), std=(1, 1, 1)), seed=7, sends=(), tensors={},
-    )  # fmt: skip
+        federation="steel",
+        run=run,
+        software="0.1.0",
+        method=method,
+        options={},
+        model="small",
+        classes=("inclusion", "patches", "scratches"),
+        training=Training(),
+        rounds=rounds,
+        nodes=nodes,
+        quorum=nodes,
+        preprocessing=Preprocessing(size=32, mean=(0, 0, 0), std=(1, 1, 1)),
+        seed=7,
+        sends=(),
+        tensors={},
+    )
 
 
 def record_run(
-    folder: Path, run: str = RUN, *, nodes: int = 3, rounds: int = 5, method: str = "afedcl", contributed: int = 0
+    folder: Path,
+    run: str = RUN,
+    *,
+    nodes: int = 3,
+    rounds: int = 5,
+    method: str = "afedcl",
+    contributed: int = 0,
 ) -> list[str]:
-    """Write a run into a state folder; return its nodes. If so many have `contributed`, its last round is open."""
+    """Write a run into a state folder; return its nodes.
+
+    If so many have `contributed`, its last round is open.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"plant-{number}" for number in range(1, nodes + 1)]
     begun, statements = time.time() - MINUTE * rounds, list[Statement]()
@@ -71,7 +92,9 @@ def record_run(
                     write(opened + seconds, event)
                     if isinstance(event, Contribution):
                         values = (run, round_, name, event.weight, BLOB.digest, event.bytes)
-                        statements.append(("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", values))
+                        statements.append(
+                            ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", values)
+                        )
             if round_ % 7 == 3:
                 write(opened + 52, Late(node=names[-1], round=round_))
                 write(opened + 53, NodeLost(node=names[0], round=round_))
@@ -79,7 +102,11 @@ def record_run(
             if not is_open:
                 size = BLOB.size
                 summary = RoundClosed(
-                    round=round_, contributors=names, seconds=55, bytes_up=size * nodes, bytes_down=size
+                    round=round_,
+                    contributors=names,
+                    seconds=55,
+                    bytes_up=size * nodes,
+                    bytes_down=size,
                 )
                 write(opened + 55, summary)
         journal._write(*statements)
@@ -87,7 +114,12 @@ def record_run(
             journal.conclude(run, BLOB)
             for name in names:
                 journal.finish_node(run, name)
-            write(MINUTE * rounds, FederationFinished(rounds=rounds, bytes_up=0, bytes_down=0, seconds=MINUTE * rounds))
+            write(
+                MINUTE * rounds,
+                FederationFinished(
+                    rounds=rounds, bytes_up=0, bytes_down=0, seconds=MINUTE * rounds
+                ),
+            )
     journal.close()
     return names
 
@@ -98,10 +130,20 @@ def _contribute(name: str, number: int, round_: int) -> Iterator[tuple[float, An
     weight = 0.3 + 0.39 * settled + 0.02 * math.sin(round_ * (number + 1))
     yield 0, Activity(node=name, round=round_, what="training")
     yield 30 + 10 * math.sin(number), Activity(node=name, round=round_, what="sending")
-    yield 40 + 10 * math.sin(number), Contribution(node=name, round=round_, weight=weight, bytes=BLOB.size)
+    yield (
+        40 + 10 * math.sin(number),
+        Contribution(node=name, round=round_, weight=weight, bytes=BLOB.size),
+    )
     yield 40 + 10 * math.sin(number), Activity(node=name, round=round_, what="waiting")
-    metrics = {"L_D": weight, "A_k": 0.5 + 0.3 * settled * math.cos(number), "L_C": 2.5 * (1.02 - settled)}
-    yield 50, Measured(node=name, round=round_, metrics=metrics | {"accuracy": 0.5 + 0.45 * settled})
+    metrics = {
+        "L_D": weight,
+        "A_k": 0.5 + 0.3 * settled * math.cos(number),
+        "L_C": 2.5 * (1.02 - settled),
+    }
+    yield (
+        50,
+        Measured(node=name, round=round_, metrics=metrics | {"accuracy": 0.5 + 0.45 * settled}),
+    )
 
 
 def _format(seconds: float) -> str:

@@ -41,7 +41,10 @@ class Running:
         self.store = rollout.store
 
     def judge(self, frames: int = 1) -> list[Verdict | Failure]:
-        seen = [self.line.inspect_sync(Frame(str(number), COLORS[number % 3])) for number in range(frames)]
+        seen = [
+            self.line.inspect_sync(Frame(str(number), COLORS[number % 3]))
+            for number in range(frames)
+        ]
         return [each if isinstance(each, Failure) else each.verdict for each in seen]
 
     def until(self, digest: str) -> None:
@@ -51,7 +54,11 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    store: BundleStore, digests: list[str], gate: Gate, verifier: Verifier | None = None, doubter: Any = None
+    store: BundleStore,
+    digests: list[str],
+    gate: Gate,
+    verifier: Verifier | None = None,
+    doubter: Any = None,
 ) -> Iterator[Running]:
     rollout, outbox = Rollout(store, gate, verifier), Kept()
     monitors = [each for each in (doubter, rollout) if each]
@@ -64,7 +71,9 @@ def running(
 
 @contextlib.contextmanager
 def simulated_latencies(default: float = 0.001) -> Iterator[dict[int, float]]:
-    """Seconds that the models of each round take, on a clock that nothing else moves, however busy the machine is."""
+    """Seconds that the models of each round take, on a clock that nothing else moves,
+    however busy the machine is.
+    """
     latencies: dict[int, float] = {}
     now, lock, run = 0.0, threading.Lock(), Predictor.run
 

@@ -1,7 +1,8 @@
-"""Software bill of materials (CycloneDX 1.5, JSON) of a release: `make sbom`, or `python -m tests.support.sbom FILE`.
+"""Software bill of materials (CycloneDX 1.5, JSON) of a release: `make sbom`,
+or `python -m tests.support.sbom FILE`.
 
-It lists what edge-node brings along, with all extras, in the versions that are installed here, which `make audit`
-compares with constraints.txt. The same versions give the same bytes.
+It lists what edge-node brings along, with all extras, in the versions that are installed here,
+which `make audit` compares with constraints.txt. The same versions give the same bytes.
 """
 
 import json
@@ -29,7 +30,10 @@ def bill(root: str = ROOT) -> dict[str, Any]:
         "metadata": {"component": {**_component(root, versions[root]), "type": "application"}},
         "components": [each for each in listed if each["name"] != root],
         "dependencies": [
-            {"ref": _purl(name, version), "dependsOn": [_purl(each, versions[each]) for each in _needs(name, versions)]}
+            {
+                "ref": _purl(name, version),
+                "dependsOn": [_purl(each, versions[each]) for each in _needs(name, versions)],
+            }
             for name, version in sorted(versions.items())
         ],
     }
@@ -39,7 +43,14 @@ def _component(name: str, version: str) -> dict[str, Any]:
     purl = _purl(name, version)
     license_ = distribution(name).metadata.get("License-Expression")
     licenses = {"licenses": [{"expression": license_}]} if license_ else {}
-    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, **licenses}
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        **licenses,
+    }
 
 
 def _purl(name: str, version: str) -> str:

@@ -13,7 +13,9 @@ from tests.support.waiting import wait_until
 
 
 class Secured(NamedTuple):
-    """A mosquitto that admits nobody on `closed`, and whoever the listener's name says on the others (ports)."""
+    """A mosquitto that admits nobody on `closed`,
+    and whoever the listener's name says on the others (ports).
+    """
 
     closed: int
     tls: int
@@ -56,10 +58,15 @@ def secured_mosquitto(folder: Path) -> Iterator[Secured]:
     server = Secured(*(free_port() for _ in range(5)), authority)
     config = folder / "mosquitto.conf"
     config.write_text(
-        "user root\n" + _CONFIGURATION.format(**server._asdict(), certificate=certificate, key=key, ca=authority.ca)
+        "user root\n"
+        + _CONFIGURATION.format(
+            **server._asdict(), certificate=certificate, key=key, ca=authority.ca
+        )
     )
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log)
+        process = subprocess.Popen(
+            [str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log
+        )
     try:
         log_file = folder / "log"
         wait_until(

@@ -1,4 +1,6 @@
-"""`edge-node` whose coordinator cuts its broadcasts into small chunks, so that those of tests have many."""
+"""`edge-node` whose coordinator cuts its broadcasts into small chunks,
+so that those of tests have many.
+"""
 
 from edge.cli.main import main
 from trainer.federation.server import coordinator

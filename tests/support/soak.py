@@ -1,9 +1,11 @@
-"""One daemon for long, under all that happens to a line at once: `python -m tests.support.soak` prints the outcome.
+"""One daemon for long, under all that happens to a line at once:
+`python -m tests.support.soak` prints the outcome.
 
-Images come over HTTP, MQTT and a folder; a part of them is truncated, empty, a bomb, or of a mode that few expect.
-Meanwhile the model is swapped for one that gives other answers, the broker is restarted, settings are read again, disks
-are full, and malformed requests come. In the end each image that was taken must have exactly one outcome in each sink,
-each answer must be that of the model it names, and the daemon must not have grown.
+Images come over HTTP, MQTT and a folder; a part of them is truncated, empty, a bomb, or of a mode
+that few expect. Meanwhile the model is swapped for one that gives other answers, the broker is
+restarted, settings are read again, disks are full, and malformed requests come. In the end each
+image that was taken must have exactly one outcome in each sink, each answer must be that of the
+model it names, and the daemon must not have grown.
 """
 
 import argparse
@@ -64,7 +66,10 @@ class Sort(NamedTuple):
 def sorts() -> list[Sort]:
     """What comes, the usual first."""
     plain = [Sort(name, data) for name, data in zip(CLASSES, (RED, GREEN, BLUE), strict=True)]
-    odd = [Sort("bad", data) for data in (b"", b"no image", RED[:-30], RED[:20], _saved(_bomb(), "PNG"))]
+    odd = [
+        Sort("bad", data)
+        for data in (b"", b"no image", RED[:-30], RED[:20], _saved(_bomb(), "PNG"))
+    ]
     for name, rgb in COLORS.items():
         image = Picture.new("RGB", (48, 32), rgb)
         odd += [
@@ -99,14 +104,18 @@ def _saved(image: Picture.Image, kind: str, **how: Any) -> bytes:
 
 
 def load(port: int, count: int, seed: int, notes: Path) -> None:
-    """A client: sends so many images over one connection and notes the id of each outcome (a process of its own)."""
+    """A client: sends so many images over one connection and notes the id of each outcome
+    (a process of its own).
+    """
     random, wares = Random(seed), sorts()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with notes.open("w") as file:
         for number in range(count):
             sort = random.choice(wares)
             while True:
-                connection.request("POST", f"/classify?name={sort.expected}/http-{seed}-{number}", sort.data)
+                connection.request(
+                    "POST", f"/classify?name={sort.expected}/http-{seed}-{number}", sort.data
+                )
                 answer = connection.getresponse()
                 body = answer.read()
                 if answer.status != 503:
@@ -120,7 +129,9 @@ class Subscriber:
 
     def __init__(self, port: int, line: str) -> None:
         self.ids: Counter[str] = Counter()
-        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, "receiver", protocol=paho.MQTTv5)
+        self.client = paho.Client(
+            paho.CallbackAPIVersion.VERSION2, "receiver", protocol=paho.MQTTv5
+        )
         self.client.on_message = self._note
         self.client.on_connect = lambda client, *_: client.subscribe(topics.verdicts(line), qos=1)
         self.client.reconnect_delay_set(1, 1)
@@ -151,13 +162,19 @@ class Line:
         """Start it; return when it is ready."""
         self.write(extra=False)
         environment = {"STATE_DIRECTORY": str(self.folder / "state")}
-        self.process = start("serve", "--config", self.folder / "line.toml", log=self.log, **environment)
+        self.process = start(
+            "serve", "--config", self.folder / "line.toml", log=self.log, **environment
+        )
         wait_until(
             lambda: "ready http" in self.log.read_text(),
             meanwhile=lambda: self.process.poll() is None,
             said=self.log.read_text,
         )
-        [url] = [line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("ready ")]
+        [url] = [
+            line.split()[1]
+            for line in self.log.read_text().splitlines()
+            if line.startswith("ready ")
+        ]
         self.url = httpx.URL(url)
         [one] = self.store.digests()
         two = self.store.add(self.folder / "two", "soak")
@@ -169,11 +186,19 @@ class Line:
 
     def write(self, *, extra: bool) -> None:
         """The settings, with a sink more or less."""
-        sinks = [f'kind = "jsonl"\npath = "{name}"' for name in ("out.jsonl", *(["extra.jsonl"] if extra else []))]
-        sinks += ['kind = "sqlite"\npath = "out.sqlite"', f'kind = "mqtt"\nurl = "{self.broker.url}"']
+        sinks = [
+            f'kind = "jsonl"\npath = "{name}"'
+            for name in ("out.jsonl", *(["extra.jsonl"] if extra else []))
+        ]
+        sinks += [
+            'kind = "sqlite"\npath = "out.sqlite"',
+            f'kind = "mqtt"\nurl = "{self.broker.url}"',
+        ]
         sources = ['kind = "folder"\npath = "camera"\nafter = "delete"']
         sources += [f'kind = "mqtt"\nurl = "{self.broker.url}"\ntopic = "images/#"']
-        tables = [f"[[sinks]]\n{each}\n" for each in sinks] + [f"[[sources]]\n{each}\n" for each in sources]
+        tables = [f"[[sinks]]\n{each}\n" for each in sinks] + [
+            f"[[sources]]\n{each}\n" for each in sources
+        ]
         text = 'bundle = "one"\nport = 0\n[log]\nlevel = "info"\n' + "".join(tables)
         (self.folder / "next.toml").write_text(text)
         (self.folder / "next.toml").replace(self.folder / "line.toml")
@@ -190,7 +215,9 @@ class Line:
         active = self.store.state().active
         other = next(each for each in self.digests if each != active)
         wanted = control_requests.Request(action="activate", by="soak", bundle=other, force=True)
-        answer = control_requests.send_request(self.store.folder, wanted, PATIENCE, self.store.is_locked)
+        answer = control_requests.send_request(
+            self.store.folder, wanted, PATIENCE, self.store.is_locked
+        )
         assert answer.done, answer
         return "swaps"
 
@@ -217,7 +244,9 @@ class Line:
         return "full disks"
 
 
-def repeat(action: Callable[[], object], pause: float, stop: threading.Event, failures: list[str]) -> threading.Thread:
+def repeat(
+    action: Callable[[], object], pause: float, stop: threading.Event, failures: list[str]
+) -> threading.Thread:
     """Do it again and again, in a thread, until `stop`."""
 
     def run() -> None:
@@ -225,7 +254,9 @@ def repeat(action: Callable[[], object], pause: float, stop: threading.Event, fa
             while not stop.wait(pause):
                 action()
         except Exception as error:
-            failures.append(f"{getattr(action, '__name__', action)}: {type(error).__name__}: {error}")
+            failures.append(
+                f"{getattr(action, '__name__', action)}: {type(error).__name__}: {error}"
+            )
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -250,8 +281,10 @@ def feeders(line: Line, seed: int) -> tuple[Callable[[], None], Callable[[], Non
     def publish() -> None:
         sort = random.choice([each for each in wares if each.data])
         topic = f"images/{sort.expected}-mqtt-{next(numbers)}"
-        with contextlib.suppress(RuntimeError):  # not connected: whether it comes later is not known
-            client.publish(topic, sort.data, qos=2).wait_for_publish(PATIENCE)  # once, also over a restart
+        # not connected: whether it comes later is not known
+        with contextlib.suppress(RuntimeError):
+            # once, also over a restart
+            client.publish(topic, sort.data, qos=2).wait_for_publish(PATIENCE)
             line.names.append(topic)
 
     return put, publish, client
@@ -288,11 +321,16 @@ def judge(line: Line, known: set[str], subscriber: Subscriber) -> dict[str, int]
     wrong["twice in jsonl"] = sum(count - 1 for count in ids.values())
     wrong["lost by sqlite"] = len(ids.keys() - rows)
     wrong["lost by MQTT"] = len(ids.keys() - subscriber.ids.keys())
-    wrong["images of folder and MQTT without an outcome"] = sum(not images[name] for name in line.names)
+    wrong["images of folder and MQTT without an outcome"] = sum(
+        not images[name] for name in line.names
+    )
     wrong["images of folder and MQTT with two"] = sum(images[name] > 1 for name in line.names)
     print(*(name for name in line.names if images[name] != 1))
     others = sum(images[name] for name in line.names)
-    print(f"{sum(ids.values())} outcomes: {len(known)} of HTTP, {others} of folder and MQTT, the rest malformed")
+    print(
+        f"{sum(ids.values())} outcomes: {len(known)} of HTTP, {others} of folder and MQTT, the "
+        "rest malformed"
+    )
     return dict(wrong)
 
 
@@ -301,13 +339,18 @@ def drift(memory: list[int]) -> float:
     settled = memory[int(len(memory) * WARM) :]
     third = max(1, len(settled) // 3)
     first, last = statistics.median(settled[:third]), statistics.median(settled[-third:])
-    print(f"resident memory: {first / 1e6:.1f} MB, then {last / 1e6:.1f} MB; at most {max(memory) / 1e6:.1f} MB")
+    print(
+        f"resident memory: {first / 1e6:.1f} MB, then {last / 1e6:.1f} MB; at most "
+        f"{max(memory) / 1e6:.1f} MB"
+    )
     return last / first - 1
 
 
 def main() -> None:
     """Run it, and say what became of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--inferences", type=int, default=200_000)
     parser.add_argument("--malformed", type=int, default=10_000, help="malformed HTTP requests")
     parser.add_argument("--clients", type=int, default=2)
@@ -350,7 +393,8 @@ def soak(line: Line, options: argparse.Namespace) -> dict[str, int]:
     share = options.inferences // options.clients
     clients = [
         multiprocessing.get_context("spawn").Process(
-            target=load, args=(line.url.port, share, options.seed + number, line.folder / f"notes-{number}")
+            target=load,
+            args=(line.url.port, share, options.seed + number, line.folder / f"notes-{number}"),
         )
         for number in range(options.clients)
     ]
@@ -386,7 +430,10 @@ def attack(line: Line, options: argparse.Namespace, failures: list[str]) -> None
         if options.malformed:
             Battle(Daemon(line.process, str(line.url)), options.seed).fight(options.malformed)  # type: ignore[arg-type]
     except BaseExceptionGroup as group:
-        failures += [f"malformed requests: {type(each).__name__}: {str(each)[:500]}" for each in group.exceptions]
+        failures += [
+            f"malformed requests: {type(each).__name__}: {str(each)[:500]}"
+            for each in group.exceptions
+        ]
 
 
 def settle(line: Line, subscriber: Subscriber) -> None:

@@ -1,10 +1,11 @@
-"""A VFL run for long, under kill -9 and restarts of the broker: `python -m tests.support.soak_vfl` prints the outcome.
+"""A VFL run for long, under kill -9 and restarts of the broker: `python -m
+tests.support.soak_vfl` prints the outcome.
 
-A feeder appends products to the files of the sensors and the head while the run goes over a sliding window. In the
-first part of the rounds every process is killed again and again: half the time at random moments, else in the middle
-of a chosen step. In the rest only the broker is restarted, and memory is measured. In the end no round may be lost, all
-tensors must be those of the same run in one process, no kill may have cost more than `commit` rounds, and no process
-may have grown.
+A feeder appends products to the files of the sensors and the head while the run goes over a sliding
+window. In the first part of the rounds every process is killed again and again: half the time at
+random moments, else in the middle of a chosen step. In the rest only the broker is restarted, and
+memory is measured. In the end no round may be lost, all tensors must be those of the same run in
+one process, no kill may have cost more than `commit` rounds, and no process may have grown.
 """
 
 import argparse
@@ -43,7 +44,13 @@ BROKER_EVERY = 20.0  # seconds between two restarts of the broker once nobody is
 STUCK = 120.0  # seconds without a round
 TRY = 3.0  # seconds for a chosen step to come
 BUSY = {  # steps in the middle of which somebody is killed
-    HEAD: ("representing", "learning as head", "writing a checkpoint", "writing the journal", "sending"),
+    HEAD: (
+        "representing",
+        "learning as head",
+        "writing a checkpoint",
+        "writing the journal",
+        "sending",
+    ),
     "sensor": ("reading rows", "embedding", "learning", "writing a checkpoint", "sending"),
 }
 
@@ -66,9 +73,17 @@ class Soak:
         self._plant = Plant(folder / "plant", SENSORS, seed)
         self._broker = Mosquitto(folder / "broker", persistence=False)
         settings = {
-            "--start": WINDOW, "--window": WINDOW, "--chunk": CHUNK, "--iterations": ITERATIONS, "--commit": COMMIT,
-            "--rounds": rounds, "--seed": seed, "--federation": "default", "--network": "dense", "--policy": "all",
-        }  # fmt: skip
+            "--start": WINDOW,
+            "--window": WINDOW,
+            "--chunk": CHUNK,
+            "--iterations": ITERATIONS,
+            "--commit": COMMIT,
+            "--rounds": rounds,
+            "--seed": seed,
+            "--federation": "default",
+            "--network": "dense",
+            "--policy": "all",
+        }
         self._line = Processes(folder, self._plant, self._broker.url, settings)
         self._processes = {name: WatchedProcess(folder, name) for name in (HEAD, *SENSORS)}
         self.memory: dict[str, list[int]] = {name: [] for name in self._processes}
@@ -90,7 +105,10 @@ class Soak:
                 self._feed()
                 self._check_alive()
                 if len(self.done) < self.kills:
-                    if now > next_kill and self._round >= len(self.done) * FIRE * self.rounds / self.kills:
+                    if (
+                        now > next_kill
+                        and self._round >= len(self.done) * FIRE * self.rounds / self.kills
+                    ):
                         self._kill()
                         next_kill = time.monotonic() + self._chance.uniform(*PAUSE)
                 elif now > next_restart:
@@ -111,7 +129,9 @@ class Soak:
             self._round, self._moved = learnt, time.monotonic()
         wanted = WINDOW + CHUNK * min(self.rounds, self._round + AHEAD)
         if self._plant.products < wanted and self._chance.random() < 0.5:
-            self._plant.feed(min(self._chance.randint(1, 50 * CHUNK), wanted - self._plant.products))
+            self._plant.feed(
+                min(self._chance.randint(1, 50 * CHUNK), wanted - self._plant.products)
+            )
 
     def _check_alive(self) -> None:
         for name, process in self._processes.items():
@@ -148,7 +168,9 @@ class Soak:
         for name, process in self._processes.items():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 status = Path(f"/proc/{process.pid}/status").read_text()
-                self.memory[name] += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
+                self.memory[name] += [
+                    int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
+                ]
 
     # What must have come out
 
@@ -156,7 +178,10 @@ class Soak:
         """All that is not as it must be."""
         closed = [each.round for each in history(self._line.state(HEAD))]
         if closed != list(range(1, self.rounds + 1)):
-            yield f"{len(closed)} rounds are in the journal, from {closed[:1]} to {closed[-1:]}, not {self.rounds}"
+            yield (
+                f"{len(closed)} rounds are in the journal, from {closed[:1]} to {closed[-1:]}, "
+                f"not {self.rounds}"
+            )
         for name, lost in self.replayed().items():
             if max(lost, default=0) > COMMIT:
                 yield f"{name} played {max(lost)} rounds again after one kill"
@@ -170,7 +195,9 @@ class Soak:
         found = {}
         for name, process in self._processes.items():
             rounds = process.rounds
-            found[name] = [last - then + 1 for last, then in itertools.pairwise(rounds) if then <= last]
+            found[name] = [
+                last - then + 1 for last, then in itertools.pairwise(rounds) if then <= last
+            ]
         return found
 
     def growth(self) -> dict[str, float]:
@@ -178,20 +205,33 @@ class Soak:
         grown = {}
         for name, seen in self.memory.items():
             third = max(1, len(seen) // 3)
-            grown[name] = statistics.median(seen[-third:]) / statistics.median(seen[:third]) - 1 if seen else 0.0
+            grown[name] = (
+                statistics.median(seen[-third:]) / statistics.median(seen[:third]) - 1
+                if seen
+                else 0.0
+            )
         return grown
 
     def _differing(self) -> Iterator[str]:
         """Tensors that are not those of the undisturbed run."""
         spec = VflSpec(
-            federation="default", run="0" * 16, software="", sensors=SENSORS, network="dense", classes=CLASSES,
-            window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW), iterations=ITERATIONS, seed=self._seed,
-        )  # fmt: skip
+            federation="default",
+            run="0" * 16,
+            software="",
+            sensors=SENSORS,
+            network="dense",
+            classes=CLASSES,
+            window=Window(start=WINDOW, chunk=CHUNK, size=WINDOW),
+            iterations=ITERATIONS,
+            seed=self._seed,
+        )
         torch.set_num_threads(1)
         simulation = simulated(spec, self._plant)
         for _ in range(self.rounds):
             simulation.step([ITERATIONS] * len(SENSORS))
-        models = {HEAD: simulation.head.model} | {each.name: each.model for each in simulation.sensors}
+        models = {HEAD: simulation.head.model} | {
+            each.name: each.model for each in simulation.sensors
+        }
         for name, model in models.items():
             path = max(self._line.state(name).glob("*/[0-9]*.safetensors"))
             if int(path.name[:12]) != self.rounds:
@@ -206,16 +246,22 @@ class Soak:
 def histogram(kills: Sequence[Kill]) -> list[str]:
     """What was being done when somebody was killed."""
     counts = Counter(
-        (kill.step, HEAD if kill.victim == HEAD else "sensor") for kill in kills if kill.victim != "broker"
+        (kill.step, HEAD if kill.victim == HEAD else "sensor")
+        for kill in kills
+        if kill.victim != "broker"
     )
     steps = sorted({step for step, _ in counts}, key=[*STEPS, WAITING, STARTING].index)
     lines = [f"{'killed while':<24}{'head':>8}{'a sensor':>10}"]
-    return lines + [f"{step:<24}{counts[step, HEAD]:>8}{counts[step, 'sensor']:>10}" for step in steps]
+    return lines + [
+        f"{step:<24}{counts[step, HEAD]:>8}{counts[step, 'sensor']:>10}" for step in steps
+    ]
 
 
 def main() -> int:
     """Run it; 0 if the promise was kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20_000)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=random.getrandbits(32))
@@ -226,13 +272,20 @@ def main() -> int:
     soak.run()
     seconds = time.monotonic() - started
     print(
-        f"{given.rounds} rounds in {seconds:.0f} s; {len(soak.done)} kills; {soak.broker_restarts} restarts of broker"
+        f"{given.rounds} rounds in {seconds:.0f} s; {len(soak.done)} kills; "
+        f"{soak.broker_restarts} restarts of broker"
     )
     print("\n".join(histogram(soak.done)))
     for name, lost in soak.replayed().items():
-        print(f"{name}: went back {len(lost)} times, by {max(lost, default=0)} rounds at most, {sum(lost)} in all")
+        print(
+            f"{name}: went back {len(lost)} times, by {max(lost, default=0)} rounds at most, "
+            f"{sum(lost)} in all"
+        )
     for name, growth in soak.growth().items():
-        print(f"{name}: {statistics.median(soak.memory[name][-5:] or [0]) / 1024:.1f} MiB, {100 * growth:+.2f} %")
+        print(
+            f"{name}: {statistics.median(soak.memory[name][-5:] or [0]) / 1024:.1f} MiB, "
+            f"{100 * growth:+.2f} %"
+        )
     failed = list(soak.complaints())
     for complaint in failed:
         print(f"FAILED: {complaint}")

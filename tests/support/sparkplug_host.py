@@ -1,6 +1,8 @@
-"""A Sparkplug host application for tests: it reads the wire format by itself, and holds nodes to the specification.
+"""A Sparkplug host application for tests: it reads the wire format by itself,
+and holds nodes to the specification.
 
-Nothing of `edge` is used here: field numbers and rules are those of Eclipse Sparkplug 3.0.0 (chapters 4 to 6).
+Nothing of `edge` is used here: field numbers and rules are those of Eclipse Sparkplug 3.0.0
+(chapters 4 to 6).
 """
 
 import json
@@ -148,7 +150,8 @@ class Checker:
         self.current: dict[str, Any] = {}  # of the device, as its birth has them
         self.told: list[Told] = []
         self._seq: int | None = None  # of the next message; None: nothing may come but a birth
-        self._declared: dict[str, dict[int, tuple[str, int]]] = {}  # node's and device's: alias -> name, datatype
+        # node's and device's: alias -> name, datatype
+        self._declared: dict[str, dict[int, tuple[str, int]]] = {}
 
     def take(self, topic: str, data: bytes, qos: int = 0, retain: bool = False) -> None:
         space, group, kind, node, *device = topic.split("/")
@@ -238,7 +241,8 @@ class Checker:
         assert (metric.name, metric.datatype) == ("bdSeq", INT64)
         self.deaths.append(read(metric, INT64))
         if self.births:
-            assert self.deaths[-1] in (self.births[-1], (self.births[-1] + 1) % 256)  # the latter: it was never born
+            # the latter: it was never born
+            assert self.deaths[-1] in (self.births[-1], (self.births[-1] + 1) % 256)
         if self.births and self.deaths[-1] == self.births[-1]:
             self._seq = None
 
@@ -249,16 +253,22 @@ class Checker:
 
 
 class Host:
-    """A host application at a broker, which may be the primary one (`name`); it is online from `online` on."""
+    """A host application at a broker, which may be the primary one (`name`);
+    it is online from `online` on.
+    """
 
     def __init__(self, port: int, checker: Checker, name: str = "") -> None:
         self.checker = checker
         self.wrong: list[str] = []
         self._changed = threading.Condition()
         self._topic = f"spBv1.0/STATE/{name}"
-        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, f"host-{name}-{time.time_ns()}")
+        self._client = paho.Client(
+            paho.CallbackAPIVersion.VERSION2, f"host-{name}-{time.time_ns()}"
+        )
         self._client.on_message = self._on_message
-        self._client.on_connect = lambda client, *_: client.subscribe(f"spBv1.0/{checker.group}/#", 1)
+        self._client.on_connect = lambda client, *_: client.subscribe(
+            f"spBv1.0/{checker.group}/#", 1
+        )
         self._lost = threading.Event()
         self._client.on_disconnect = lambda *_: self._lost.set()
         subscribed = threading.Event()

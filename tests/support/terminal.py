@@ -25,7 +25,11 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self._fd, terminal = pty.openpty()
         self._set_size(columns, lines)
-        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("COLUMNS", "LINES", "NO_COLOR")
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
             stdin=terminal,
@@ -61,7 +65,10 @@ class Terminal:
 
     def read_until_round(self, number: int) -> int:
         """The round that the board shows, once it is this one or a later one."""
-        while not (found := re.search(r"^round (\d+) of", self.text, re.MULTILINE)) or int(found[1]) < number:
+        while (
+            not (found := re.search(r"^round (\d+) of", self.text, re.MULTILINE))
+            or int(found[1]) < number
+        ):
             self._read()
         return int(found[1])
 

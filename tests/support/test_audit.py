@@ -1,4 +1,5 @@
-"""`make audit` finds known vulnerabilities and what is not pinned; without a network it says so, and does not hang.
+"""`make audit` finds known vulnerabilities and what is not pinned;
+without a network it says so, and does not hang.
 
 `make` installs what requirements.lock has the hashes of, and nothing else.
 """
@@ -16,7 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.audit import CONSTRAINTS, LOCK, audit, installed, out_of_reach, pins, unlocked, unpinned, vulnerable
+from tests.support.audit import (
+    CONSTRAINTS,
+    LOCK,
+    audit,
+    installed,
+    out_of_reach,
+    pins,
+    unlocked,
+    unpinned,
+    vulnerable,
+)
 from tests.support.paths import REPOSITORY
 
 FAULTS = {  # as OSV tells them
@@ -27,7 +38,9 @@ FAULTS = {  # as OSV tells them
         "affected": [
             {
                 "package": {"name": "jinja2", "ecosystem": "PyPI"},
-                "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.10.1"}]}],
+                "ranges": [
+                    {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.10.1"}]}
+                ],
             }
         ],
     }
@@ -60,18 +73,27 @@ def test_a_known_vulnerability_of_a_pinned_version_is_found(service: str, tmp_pa
     pinned = tmp_path / "constraints.txt"
     pinned.write_text("Jinja2==2.10\nmsgspec==0.22.0\n")
     assert out_of_reach(service, 10) is None
-    assert vulnerable(pinned, service) == ["jinja2 2.10: CVE-2019-10906, GHSA-462w-v97r-4m45, fixed in 2.10.1"]
+    assert vulnerable(pinned, service) == [
+        "jinja2 2.10: CVE-2019-10906, GHSA-462w-v97r-4m45, fixed in 2.10.1"
+    ]
 
 
-def test_without_a_service_the_audit_says_so_at_once_and_looks_at_what_is_pinned(capsys: pytest.CaptureFixture[str]):
+def test_without_a_service_the_audit_says_so_at_once_and_looks_at_what_is_pinned(
+    capsys: pytest.CaptureFixture[str],
+):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/query"
         assert audit(CONSTRAINTS, url, timeout=0.2) == []
-    assert f"SKIPPED: no known vulnerability was looked for, since {url} is out of reach" in capsys.readouterr().out
+    assert (
+        f"SKIPPED: no known vulnerability was looked for, since {url} is out of reach"
+        in capsys.readouterr().out
+    )
     assert out_of_reach("http://127.0.0.1:1/v1/query", 10) is not None
 
 
-def test_a_page_that_is_no_advisory_service_is_not_taken_for_one(service: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_that_is_no_advisory_service_is_not_taken_for_one(
+    service: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(FAULTS, ("jinja2", "2.10"), None)
     assert out_of_reach(service, 10) == "what answers there knows of no vulnerability"
 
@@ -87,7 +109,15 @@ def test_every_package_that_is_installed_for_edge_node_is_pinned():
 
 
 @pytest.mark.parametrize(
-    "line", ["numpy", "numpy>=2", "numpy==2.*", "numpy @ https://example.org/numpy.whl", "-e .", "--index-url http://x"]
+    "line",
+    [
+        "numpy",
+        "numpy>=2",
+        "numpy==2.*",
+        "numpy @ https://example.org/numpy.whl",
+        "-e .",
+        "--index-url http://x",
+    ],
 )
 def test_what_is_not_an_exact_version_from_the_index_is_no_pin(line: str, tmp_path: Path):
     (tmp_path / "constraints.txt").write_text(f"# ours\nmsgspec==0.22.0\n{line}\n")
@@ -110,7 +140,10 @@ def test_of_every_pinned_version_the_hashes_are_known_but_of_torchs(tmp_path: Pa
     newer.write_text("msgspec==99.0\ntorch==99.0\nleft-pad==2.0\n")
     assert unlocked(newer, LOCK) == [
         "left-pad 2.0 is pinned, requirements.lock has hashes of no version: make lock",
-        f"msgspec 99.0 is pinned, requirements.lock has hashes of {pins(CONSTRAINTS)['msgspec']}: make lock",
+        (
+            "msgspec 99.0 is pinned, requirements.lock has hashes of "
+            f"{pins(CONSTRAINTS)['msgspec']}: make lock"
+        ),
     ]
 
 
@@ -118,10 +151,19 @@ def test_make_installs_without_hashes_nothing_but_torch_and_edge_node(tmp_path: 
     steps = make("--dry-run", f"VENV={tmp_path}", f"{tmp_path}/.installed").stdout.splitlines()
     installs = "\n".join(steps).replace("requirements.lock || ", "requirements.lock\n").splitlines()
     installs = [step for step in installs if "pip install" in step]
-    locked = [step for step in installs if "--require-hashes" in step and "--only-binary :all:" in step]
-    assert [Path(step.split()[-1]).name for step in locked] == ["uv.lock", "requirements.lock", "requirements.lock"]
+    locked = [
+        step for step in installs if "--require-hashes" in step and "--only-binary :all:" in step
+    ]
+    assert [Path(step.split()[-1]).name for step in locked] == [
+        "uv.lock",
+        "requirements.lock",
+        "requirements.lock",
+    ]
     others = [step for step in installs if step not in locked]
-    assert ["torch torchvision" in step or "--no-deps --editable ." in step for step in others] == [True, True]
+    assert ["torch torchvision" in step or "--no-deps --editable ." in step for step in others] == [
+        True,
+        True,
+    ]
 
 
 @pytest.fixture
@@ -134,9 +176,27 @@ def tampered(tmp_path: Path) -> Path:
 
 
 def test_a_tampered_wheel_is_not_installed(tampered: Path, tmp_path: Path):
-    (tmp_path / "six.lock").write_text("".join(re.findall(r"^six==.*\n(?:    .*\n)+", LOCK.read_text(), re.MULTILINE)))
-    pip = [sys.executable, "-m", "pip", "install", "--isolated", "--no-index", "--find-links", tampered.parent]
-    pip += ["--require-hashes", "--no-deps", "--target", tmp_path / "installed", "--requirement", tmp_path / "six.lock"]
+    (tmp_path / "six.lock").write_text(
+        "".join(re.findall(r"^six==.*\n(?:    .*\n)+", LOCK.read_text(), re.MULTILINE))
+    )
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--isolated",
+        "--no-index",
+        "--find-links",
+        tampered.parent,
+    ]
+    pip += [
+        "--require-hashes",
+        "--no-deps",
+        "--target",
+        tmp_path / "installed",
+        "--requirement",
+        tmp_path / "six.lock",
+    ]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
@@ -147,9 +207,17 @@ def test_a_tampered_wheel_does_not_get_into_a_wheelhouse(tampered: Path):
     done = make("verified", f"WHEELHOUSE={tampered.parent}")
     assert done.returncode != 0
     assert f"{tampered.name} is no file of requirements.lock" in done.stdout
-    tampered.rename(tampered.with_name("edge_node-0.1.0-py3-none-any.whl"))  # what was just built has no hash yet
+    # what was just built has no hash yet
+    tampered.rename(tampered.with_name("edge_node-0.1.0-py3-none-any.whl"))
     assert make("verified", f"WHEELHOUSE={tampered.parent}").returncode == 0
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

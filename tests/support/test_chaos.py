@@ -37,7 +37,9 @@ def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
 ) -> None:
     plants, expected = known
     strikes = schedule.draw(seed, 10, SMALL.rounds, SMALL.names)
-    outcome = ChaosRun(SMALL, plants, tmp_path / "run", strikes=strikes, persistence=persistence).run()
+    outcome = ChaosRun(
+        SMALL, plants, tmp_path / "run", strikes=strikes, persistence=persistence
+    ).run()
     assert verification.complaints(tmp_path / "run", SMALL, expected) == []
     assert verification.missed(strikes, outcome.kills) == []
 
@@ -56,7 +58,9 @@ def test_kills_change_no_byte_of_what_is_encrypted(codec: Codec, tmp_path: Path)
 
 
 def test_kills_change_no_byte_of_masked_sums(tmp_path: Path) -> None:
-    """Nodes and coordinator are killed around each step of the masks, too, and say again what they have said."""
+    """Nodes and coordinator are killed around each step of the masks, too,
+    and say again what they have said.
+    """
     federation = SMALL._replace(has_kits=True, is_masked=True)
     plants = prepare(federation, tmp_path / "images")
     strikes = schedule.draw(2905, 24, federation.rounds, federation.names, is_masked=True)
@@ -86,7 +90,9 @@ def test_kills_and_a_restored_coordinator_change_no_byte_of_coded_updates(tmp_pa
     federation = SMALL._replace(rounds=8, codec="int4")
     plants = prepare(federation, tmp_path / "images")
     kills = schedule.draw(2902, 10, federation.rounds, federation.names)
-    backup, *_ = [each for each in schedule.draw_copies(5, 1, 8, federation.names) if each.deed == "backup"]
+    backup, *_ = [
+        each for each in schedule.draw_copies(5, 1, 8, federation.names) if each.deed == "backup"
+    ]
     strikes = sorted([*kills, backup], key=lambda strike: strike.round)
     outcome = ChaosRun(federation, plants, tmp_path / "run", strikes=strikes).run()
     expected = verification.simulated(federation, plants)
@@ -95,9 +101,12 @@ def test_kills_and_a_restored_coordinator_change_no_byte_of_coded_updates(tmp_pa
     assert outcome.again is not None
 
 
-def test_twins_give_way_and_say_why_and_a_restored_coordinator_changes_no_byte(known: Known, tmp_path: Path) -> None:
+def test_twins_give_way_and_say_why_and_a_restored_coordinator_changes_no_byte(
+    known: Known, tmp_path: Path
+) -> None:
     plants, _ = known
-    longer = SMALL._replace(rounds=12)  # a twin takes a second until it gives way, a round a third of one
+    # a twin takes a second until it gives way, a round a third of one
+    longer = SMALL._replace(rounds=12)
     strikes = schedule.draw_copies(10, 2, longer.rounds, longer.names)
     outcome = ChaosRun(longer, plants, tmp_path / "run", strikes=strikes).run()
     expected = verification.simulated(longer, plants)
@@ -111,7 +120,9 @@ def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
     plants, expected = known
     outcome = ChaosRun(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()
     assert verification.complaints(tmp_path / "run", SMALL, expected) == []
-    assert all(outcome.weather[what] for what in ("drop", "double", "hold", "stall", "cut")), outcome.weather
+    assert all(outcome.weather[what] for what in ("drop", "double", "hold", "stall", "cut")), (
+        outcome.weather
+    )
 
 
 def test_a_hundred_kills_hit_every_victim_and_both_sides_of_every_transition() -> None:
@@ -121,9 +132,15 @@ def test_a_hundred_kills_hit_every_victim_and_both_sides_of_every_transition() -
         assert len(strikes) == 100
         assert {strike.victim for strike in strikes} == {COORDINATOR, BROKER, *nodes}
         of_coordinator = {strike.fault for strike in strikes if strike.victim == COORDINATOR}
-        assert of_coordinator >= {(when, kind) for kind in schedule.KINDS for when in ("before", "after")}
+        assert of_coordinator >= {
+            (when, kind) for kind in schedule.KINDS for when in ("before", "after")
+        }
         assert {strike.round for strike in strikes} == set(range(21))
-    assert schedule.draw(1, 100, 20, nodes) != schedule.draw(2, 100, 20, nodes) == schedule.draw(2, 100, 20, nodes)
+    assert (
+        schedule.draw(1, 100, 20, nodes)
+        != schedule.draw(2, 100, 20, nodes)
+        == schedule.draw(2, 100, 20, nodes)
+    )
 
 
 @pytest.fixture(scope="module")

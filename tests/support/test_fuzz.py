@@ -1,4 +1,7 @@
-"""Whatever bytes come in: they are refused, or they are what they should be. `tests/support/fuzz.py` sends more."""
+"""Whatever bytes come in: they are refused, or they are what they should be.
+
+`tests/support/fuzz.py` sends more.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -69,13 +72,17 @@ def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_byte
     seed = getrandbits(32)
     print(f"seed {seed}")
     mutator = Mutator(bombed[0], Random(seed))
-    peace, war = (attack_federation(tmp_path / str(frames), mutator, frames) for frames in (0, FRAMES))
+    peace, war = (
+        attack_federation(tmp_path / str(frames), mutator, frames) for frames in (0, FRAMES)
+    )
     check(war, peace)
     refused = {event["node"] for event in war.events if event["event"] == "NodeRefused"}
     assert len(refused) > len(IMPOSSIBLE) + war.frames // SPELL, refused
 
 
-def test_a_storm_of_hellos_that_nobody_can_answer_stops_nothing(bombed: Bombed, tmp_path: Path) -> None:
+def test_a_storm_of_hellos_that_nobody_can_answer_stops_nothing(
+    bombed: Bombed, tmp_path: Path
+) -> None:
     mutator = Mutator(bombed[0], Random(0))
     peace = attack_federation(tmp_path / "peace", mutator, 0)
     check(attack_federation(tmp_path / "war", mutator, 40_000, Attacker.storms), peace)

@@ -1,4 +1,7 @@
-"""Whatever comes over HTTP: it is refused with the client's fault. `tests/support/fuzz_http.py` sends more."""
+"""Whatever comes over HTTP: it is refused with the client's fault.
+
+`tests/support/fuzz_http.py` sends more.
+"""
 
 from pathlib import Path
 from random import getrandbits
@@ -11,7 +14,9 @@ from tests.support.tiny_bundle import tiny_bundle
 
 
 @pytest.mark.slow
-def test_five_hundred_malformed_requests_bring_neither_a_fault_of_the_servers_nor_a_crash(tmp_path: Path) -> None:
+def test_five_hundred_malformed_requests_bring_neither_a_fault_of_the_servers_nor_a_crash(
+    tmp_path: Path,
+) -> None:
     seed = getrandbits(32)
     print(f"seed {seed}")
     with daemon(tiny_bundle(tmp_path / "bundle").folder) as line:

@@ -19,5 +19,8 @@ def test_no_process_is_given_a_port_twice_nor_one_of_another_process() -> None:
         found = [port for ports in pool.map(draw, [250] * 4) for port in ports]
         assert len(set(found)) == len(found) == 1000
         for first in {port // 100 * 100 for port in found}:
-            with socket.socket(type=socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+            with (
+                socket.socket(type=socket.SOCK_DGRAM) as other,
+                pytest.raises(OSError, match="in use"),
+            ):
                 other.bind((HOST, first))

@@ -27,7 +27,9 @@ def folder_of(tmp_path: Path, *programs: str) -> str:
 def test_a_system_without_apt_is_told_what_to_install(tmp_path: Path) -> None:
     path = folder_of(tmp_path, "bash", "cat", "id", "mkdir", "realpath")
     command = ["tests/programs.sh", str(tmp_path / "programs"), "git", "chromium"]
-    ended = subprocess.run(command, cwd=REPOSITORY, env={"PATH": path}, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=REPOSITORY, env={"PATH": path}, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 1
     assert ended.stdout == ""
     for word in ("git", "chromium", "dnf install", "pacman -S"):
@@ -35,10 +37,14 @@ def test_a_system_without_apt_is_told_what_to_install(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
-def test_a_test_without_its_program_is_counted_at_the_end_and_fails_in_ci(ci: str, tmp_path: Path) -> None:
+def test_a_test_without_its_program_is_counted_at_the_end_and_fails_in_ci(
+    ci: str, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PATH": folder_of(tmp_path, "bash"), "CI": ci}
     command = [sys.executable, "-m", "pytest", SYSTEMD, "-k", "test_systemd_accepts"]
-    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == (1 if ci else 0)
     assert ended.stdout.count("need systemd-analyze: run as root") == (0 if ci else 1)
     assert ("Failed: needs systemd-analyze" in ended.stdout) == bool(ci)

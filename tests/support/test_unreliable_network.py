@@ -16,13 +16,19 @@ _MESSAGES = [bytes([number]) * 200 for number in range(30)]
 
 
 @contextmanager
-def listening(broker: EmbeddedBroker, weather: FaultRates) -> "Iterator[tuple[MqttClient, queue.Queue[Any]]]":
-    """A sender in fair weather; the inbox of a subscriber who meets `weather` once he is connected."""
+def listening(
+    broker: EmbeddedBroker, weather: FaultRates
+) -> "Iterator[tuple[MqttClient, queue.Queue[Any]]]":
+    """A sender in fair weather; the inbox of a subscriber who meets `weather` once he is
+    connected.
+    """
     inbox: queue.Queue[Any] = queue.Queue()
     with (
         UnreliableProxy(broker.port, FAIR, seed=1) as storm,
         MqttClient(Endpoint.parse(storm.url), "receiver", inbox=inbox, persistent=True) as receiver,
-        MqttClient(Endpoint.parse(broker.url), "sender", inbox=queue.Queue(), persistent=False) as sender,
+        MqttClient(
+            Endpoint.parse(broker.url), "sender", inbox=queue.Queue(), persistent=False
+        ) as sender,
     ):
         receiver.subscribe("a")
         assert isinstance(inbox.get(timeout=60), Connected)
@@ -84,7 +90,9 @@ def test_what_is_held_back_is_overtaken(mosquitto: EmbeddedBroker) -> None:
 
 
 @pytest.mark.slow
-def test_a_cut_may_be_in_the_middle_of_a_packet_and_qos_1_arrives_all_the_same(mosquitto: EmbeddedBroker) -> None:
+def test_a_cut_may_be_in_the_middle_of_a_packet_and_qos_1_arrives_all_the_same(
+    mosquitto: EmbeddedBroker,
+) -> None:
     with listening(mosquitto, FaultRates(cut=0.04)) as (sender, inbox):
         send(sender, 1)
         sender.publish("a", b"last")

@@ -32,7 +32,9 @@ PLANTS = ("plant-a", "plant-b", "plant-c")
 
 
 class Session:
-    """One process's part of a federation, in a thread: what it tells, its end, and a way to stop it."""
+    """One process's part of a federation, in a thread: what it tells, its end,
+    and a way to stop it.
+    """
 
     def __init__(self, pool: ThreadPoolExecutor, part: Callable[["Session"], object]):
         self._stop, self._deadline = threading.Event(), time.monotonic() + PATIENCE
@@ -97,15 +99,31 @@ def end_all(sessions: Sequence[Session]) -> None:
 
 
 class Federation:
-    """A spec and its first broadcast, and whoever takes part in it, at one broker or each by a way of its own."""
+    """A spec and its first broadcast, and whoever takes part in it,
+    at one broker or each by a way of its own.
+    """
 
     def __init__(
-        self, broker: Endpoint | Mapping[str, Endpoint], plants: dict[str, Path], folder: Path, name: str, rounds: int,
-        participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
-        model: str = "small", codec: Codec = "none", encryption: Encryption = "none", telemetry: bool = False,
-        secure_aggregation: bool = False, head: Head = "trained", nodes: int = len(PLANTS), **options: str,
-    ):  # fmt: skip
-        training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
+        self,
+        broker: Endpoint | Mapping[str, Endpoint],
+        plants: dict[str, Path],
+        folder: Path,
+        name: str,
+        rounds: int,
+        participation: Participation,
+        method: str = "afedcl",
+        signers: Mapping[str, MessageSigner] | None = None,
+        model: str = "small",
+        codec: Codec = "none",
+        encryption: Encryption = "none",
+        telemetry: bool = False,
+        secure_aggregation: bool = False,
+        head: Head = "trained",
+        nodes: int = len(PLANTS),
+        **options: str,
+    ):
+        # a texture network's stem is then seen once
+        training = {"local_epochs": 1, "augment": model not in SIZES}
         request = Request(
             method,
             options,
@@ -120,9 +138,13 @@ class Federation:
             head=head,
         )
         self.spec, self.first = draft(
-            request, federation=name, classes=CLASSES, nodes=nodes, participation=participation,
+            request,
+            federation=name,
+            classes=CLASSES,
+            nodes=nodes,
+            participation=participation,
             encryption=encryption,
-        )  # fmt: skip
+        )
         self._telemetry = telemetry
         self._broker, self._plants, self.folder = broker, plants, folder
         self._signers = signers or {}
@@ -148,15 +170,23 @@ class Federation:
         def part(session: Session) -> Outcome | None:
             with Ledger(self.folder / "coordinator") as ledger:
                 return coordinate(
-                    ledger, self.spec, self.first, self.endpoint(COORDINATOR), session.report,
-                    linger=linger, stop=session.asked, new=new,
-                )  # fmt: skip
+                    ledger,
+                    self.spec,
+                    self.first,
+                    self.endpoint(COORDINATOR),
+                    session.report,
+                    linger=linger,
+                    stop=session.asked,
+                    new=new,
+                )
 
         return Session(self._pool, part)
 
     @contextmanager
     def opened_by(self, nodes: int, coordinator: Session) -> Iterator[None]:
-        """Let the first round open when so many nodes, which are started within, have joined: not with the quorum."""
+        """Let the first round open when so many nodes, which are started within,
+        have joined: not with the quorum.
+        """
         request(self.folder / "coordinator", "pause", "tester")
         coordinator.wait_for(progress.Note)
 
@@ -169,8 +199,12 @@ class Federation:
         yield
         opening.result(PATIENCE)
 
-    def node(self, name: str, until: Callable[[progress.AnyEvent], bool] = lambda _: False) -> Session:
-        """A node's session; it stops by itself once it has reported an event `until` which it lasts."""
+    def node(
+        self, name: str, until: Callable[[progress.AnyEvent], bool] = lambda _: False
+    ) -> Session:
+        """A node's session; it stops by itself once it has reported an event `until` which it
+        lasts.
+        """
 
         def part(session: Session) -> Path | None:
             def report(event: progress.AnyEvent) -> None:
@@ -179,9 +213,15 @@ class Federation:
                     session.ask()
 
             return take_part(
-                self.spec, name, self.images(name), self.endpoint(name), self.folder / name, telemetry=self._telemetry,
-                report=report, stop=session.asked,
-            )  # fmt: skip
+                self.spec,
+                name,
+                self.images(name),
+                self.endpoint(name),
+                self.folder / name,
+                telemetry=self._telemetry,
+                report=report,
+                stop=session.asked,
+            )
 
         return Session(self._pool, part)
 
@@ -197,4 +237,6 @@ class Federation:
 
 
 def same(left: Arrays, right: Arrays) -> bool:
-    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
+    return left.keys() == right.keys() and all(
+        left[name].tobytes() == right[name].tobytes() for name in left
+    )

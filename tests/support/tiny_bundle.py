@@ -1,6 +1,8 @@
-"""A bundle small enough to be built in a test: the mean color of an image decides between three classes.
+"""A bundle small enough to be built in a test:
+the mean color of an image decides between three classes.
 
-With extras it has two encoders that it weighs alike: `received` sees the left half of an image, `own` the right half.
+With extras it has two encoders that it weighs alike: `received` sees the left half of an image,
+`own` the right half.
 """
 
 import io
@@ -53,7 +55,8 @@ def tiny_bundle(
     trained_on: tuple[str, ...] = (),
     provenance: bundle_format.Provenance | None = None,
 ) -> bundle_format.Bundle:
-    """Write and read back a bundle whose golden probabilities are computed in numpy, without onnxruntime.
+    """Write and read back a bundle whose golden probabilities are computed in numpy,
+    without onnxruntime.
 
     `extras` gives it opinions, features and maps; `size` is then a multiple of CELLS.
     """
@@ -75,12 +78,16 @@ def tiny_bundle(
     )
     golden = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     probabilities = tuple(tiny_probabilities(golden[None])[0])
-    bundle_format.write_bundle(folder, description, tiny_onnx(size, extras), golden, probabilities, signing, reference)
+    bundle_format.write_bundle(
+        folder, description, tiny_onnx(size, extras), golden, probabilities, signing, reference
+    )
     return bundle_format.read_bundle(folder)
 
 
 def tiny_probabilities(images: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """What the graph computes: softmax(SHARPNESS * mean color / 255), uint8 [N, S, S, 3] -> [N, 3]."""
+    """What the graph computes: softmax(SHARPNESS * mean color / 255), uint8 [N, S, S,
+    3] -> [N, 3].
+    """
     powers = np.exp(SHARPNESS * images.mean((1, 2)) / 255)
     return powers / powers.sum(1, keepdims=True)
 
@@ -93,7 +100,9 @@ def tiny_onnx(size: int, extras: bool = False) -> bytes:
         helper.make_node("Mul", ["mean", "scale"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
-    outputs = [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", len(CLASSES)])]
+    outputs = [
+        helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", len(CLASSES)])
+    ]
     values = [numpy_helper.from_array(np.float32(SHARPNESS / 255), "scale")]
     if extras:
         nodes += _extra_nodes(size // CELLS)
@@ -102,10 +111,17 @@ def tiny_onnx(size: int, extras: bool = False) -> bytes:
             "opinions": [2, len(CLASSES)],
             "maps": [2, len(CLASSES), CELLS, CELLS],
         }
-        outputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shapes[name]]) for name in shapes]
+        outputs += [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shapes[name]])
+            for name in shapes
+        ]
         halves = np.zeros((2, 1, 1, CELLS), np.float32)
-        halves[0, ..., : CELLS // 2] = halves[1, ..., CELLS // 2 :] = 2  # what a half sees counts twice, so it is fused
-        values += [numpy_helper.from_array(halves, "halves"), numpy_helper.from_array(np.array([1]), "encoder")]
+        # what a half sees counts twice, so it is fused
+        halves[0, ..., : CELLS // 2] = halves[1, ..., CELLS // 2 :] = 2
+        values += [
+            numpy_helper.from_array(halves, "halves"),
+            numpy_helper.from_array(np.array([1]), "encoder"),
+        ]
     graph = helper.make_graph(
         nodes,
         "mean-color",
@@ -123,7 +139,9 @@ def _extra_nodes(cell: int) -> list[onnx.NodeProto]:
     return [
         helper.make_node("Identity", ["mean"], ["features"]),
         helper.make_node("Transpose", ["float"], ["planes"], perm=[0, 3, 1, 2]),
-        helper.make_node("AveragePool", ["planes"], ["cells"], kernel_shape=[cell, cell], strides=[cell, cell]),
+        helper.make_node(
+            "AveragePool", ["planes"], ["cells"], kernel_shape=[cell, cell], strides=[cell, cell]
+        ),
         helper.make_node("Mul", ["cells", "scale"], ["map"]),
         helper.make_node("Unsqueeze", ["map", "encoder"], ["both"]),
         helper.make_node("Mul", ["both", "halves"], ["maps"]),

@@ -14,7 +14,9 @@ _FEATURES = 8
 
 
 def register_tiny_encoder(put: Callable[[Any, str, Any], None] = dict.__setitem__) -> None:
-    """Let this process know it as a model; `put` sets a dictionary's item, as `monkeypatch.setitem` does."""
+    """Let this process know it as a model; `put` sets a dictionary's item,
+    as `monkeypatch.setitem` does.
+    """
     encoder = Encoder(features=_FEATURES, values=27 * _FEATURES + _FEATURES, build=_build)
     put(catalogue.KNOWN, NAME, encoder)
     put(catalogue.FEATURES, NAME, encoder.features)

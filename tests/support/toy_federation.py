@@ -1,14 +1,16 @@
 """A federation of two plants on a network small enough to compute its rounds by hand.
 
-Encoder f = e x with e = 2; classifier logits (c0 f + b0, c1 f + b1) with c = (1, 0) and b = (-2, 0). Every image is
-x = 1. Plant a has one of class 0, plant b three of class 1. Adam's first step knows only a gradient's sign, so here all
-descend by SGD, at a rate of 0.1. Participants, sums and the server's step are the real ones.
+Encoder f = e x with e = 2; classifier logits (c0 f + b0, c1 f + b1) with c = (1, 0) and b = (-2,
+0). Every image is x = 1. Plant a has one of class 0, plant b three of class 1. Adam's first step
+knows only a gradient's sign, so here all descend by SGD, at a rate of 0.1. Participants, sums and
+the server's step are the real ones.
 
-At the start f = 2, the logits are (0, 0) and p = (1/2, 1/2). Plant a: the logits' gradient is (-1/2, 1/2), hence
-de = -1/2, dc = (-1, 1), db = (-1/2, 1/2); plant b: the same with the other sign. After one step
+At the start f = 2, the logits are (0, 0) and p = (1/2, 1/2). Plant a: the logits' gradient is
+(-1/2, 1/2), hence de = -1/2, dc = (-1, 1), db = (-1/2, 1/2); plant b: the same with the other sign.
+After one step
 
-    plant a: e = 2.05, c = (1.1, -0.1), b = (-1.95, -0.05)      plant b: e = 1.95, c = (0.9, 0.1), b = (-2.05, 0.05)
-    mean 1:3: e = 1.975, c = (0.95, 0.05), b = (-2.025, 0.025)
+    plant a: e = 2.05, c = (1.1, -0.1), b = (-1.95, -0.05)      plant b: e = 1.95, c = (0.9, 0.1), b
+    = (-2.05, 0.05) mean 1:3: e = 1.975, c = (0.95, 0.05), b = (-2.025, 0.025)
 """
 
 import math
@@ -43,7 +45,9 @@ MEAN: Model = (1.975, (0.95, 0.05), (-2.025, 0.025))
 
 
 class Toy(Network):
-    """An encoder of one weight and, in some trees, a scale of its feature that counts as a normalisation layer."""
+    """An encoder of one weight and, in some trees,
+    a scale of its feature that counts as a normalisation layer.
+    """
 
     def __init__(self, model: str = "toy", classes: int = 2) -> None:
         self.shape = Shape(1, classes)
@@ -55,9 +59,15 @@ class Toy(Network):
     def check(self, tensors: Tensors, source: str) -> None:
         """It fits."""
 
-    def encode(self, tensors: Tensors, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
+    def encode(
+        self, tensors: Tensors, images: Tensor, *, prefix: str = "encoder", training: bool = False
+    ) -> Tensor:
         features = images[:, 0, 0, :1] @ tensors[f"{prefix}.weight"].T
-        return features * tensors[f"{prefix}.norm.weight"] if f"{prefix}.norm.weight" in tensors else features
+        return (
+            features * tensors[f"{prefix}.norm.weight"]
+            if f"{prefix}.norm.weight" in tensors
+            else features
+        )
 
 
 def values(model: Model) -> Arrays:
@@ -66,8 +76,12 @@ def values(model: Model) -> Arrays:
     return {name: np.asarray(value, np.float32) for name, value in named.items()}
 
 
-def descend(model: Model, label: int, rate: float = RATE, pull: float = 0, to: Model = START) -> Model:
-    """One step on x = 1: the logits' gradient is g = p - y, hence de = c . g, dc = e g, db = g; pull adds its own."""
+def descend(
+    model: Model, label: int, rate: float = RATE, pull: float = 0, to: Model = START
+) -> Model:
+    """One step on x = 1: the logits' gradient is g = p - y, hence de = c . g, dc = e g,
+    db = g; pull adds its own.
+    """
     e, c, b = model
     logit = (c[0] - c[1]) * e + b[0] - b[1]
     g = (1 / (1 + math.exp(-logit)) - (label == 0)) * np.array([1.0, -1.0])
@@ -82,14 +96,18 @@ def descend(model: Model, label: int, rate: float = RATE, pull: float = 0, to: M
 def images(count: int, label: int, x: int = 1) -> Images:
     digests = tuple(f"{label}{index:063x}" for index in range(count))
     pixels = np.full((count, 1, 1, 3), 255 * x, np.uint8)
-    return Images(LabelledImages(pixels, np.full(count, label), digests, tuple(map(Path, digests))), None)
+    return Images(
+        LabelledImages(pixels, np.full(count, label), digests, tuple(map(Path, digests))), None
+    )
 
 
 PLANTS = {"a": images(1, 0), "b": images(3, 1)}
 
 
 class Federation(NamedTuple):
-    """What rounds have left: the broadcast that the last one started from, the one after it, what the plants carry."""
+    """What rounds have left: the broadcast that the last one started from,
+    the one after it, what the plants carry.
+    """
 
     method: Method
     received: Arrays
@@ -112,7 +130,8 @@ def federate(
     sgd: Sgd = PLAIN,
     **options: Any,
 ) -> Federation:
-    """Rounds of a method, by participants, sums and server as they are but for the network and SGD instead of Adam.
+    """Rounds of a method, by participants, sums and server as they are but for the network and
+    SGD instead of Adam.
 
     Args:
         name: of the method.
@@ -125,7 +144,9 @@ def federate(
         sgd: wherever the method has no rate of its own.
         options: of the method; `lam` is lambda.
     """
-    complete = complete_options(name, {key.replace("lam", "lambda"): value for key, value in options.items()})
+    complete = complete_options(
+        name, {key.replace("lam", "lambda"): value for key, value in options.items()}
+    )
     settings = Training(**{"local_epochs": 1, "augment": False, **training})
     method = make(name, settings, complete)
     begin = {
@@ -136,11 +157,24 @@ def federate(
     broadcast = {**encoder, **method.init_server(encoder, Shape(1, 2), np.random.default_rng(0))}
     broadcast |= {n: value for n, value in to_arrays(begin).items() if n in broadcast}
     spec = Spec(
-        federation="toy", run="0" * 16, software="", method=name, options=complete, model="toy", classes=("0", "1"),
-        preprocessing=Preprocessing(size=1, mean=(0, 0, 0), std=(1, 1, 1)), training=settings, rounds=rounds,
-        nodes=nodes, quorum=1, seed=0, sends=method.sends(broadcast),
-        tensors={n: TensorSpec(value.shape, scale_for(value, nodes)) for n, value in broadcast.items()},
-    )  # fmt: skip
+        federation="toy",
+        run="0" * 16,
+        software="",
+        method=name,
+        options=complete,
+        model="toy",
+        classes=("0", "1"),
+        preprocessing=Preprocessing(size=1, mean=(0, 0, 0), std=(1, 1, 1)),
+        training=settings,
+        rounds=rounds,
+        nodes=nodes,
+        quorum=1,
+        seed=0,
+        sends=method.sends(broadcast),
+        tensors={
+            n: TensorSpec(value.shape, scale_for(value, nodes)) for n, value in broadcast.items()
+        },
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(participant, "Network", Toy)
         patch.setattr(participant, "make", lambda *arguments: _descending(make(*arguments), sgd))
@@ -148,11 +182,20 @@ def federate(
     states = {}
     for plant, each in participants.items():
         tensors = each.start(broadcast).tensors
-        mine = {n.removeprefix(f"{plant}/"): value for n, value in begin.items() if n.startswith(f"{plant}/")}
-        states[plant] = State({n: {**begin, **mine}.get(n, value).clone() for n, value in tensors.items()}, {})
+        mine = {
+            n.removeprefix(f"{plant}/"): value
+            for n, value in begin.items()
+            if n.startswith(f"{plant}/")
+        }
+        states[plant] = State(
+            {n: {**begin, **mine}.get(n, value).clone() for n, value in tensors.items()}, {}
+        )
     received = broadcast
     for round_ in range(1, rounds + 1):
-        received, sums = broadcast, FixedPointSum(select(spec.tensors, spec.sends), nodes, method.weight_cap)
+        received, sums = (
+            broadcast,
+            FixedPointSum(select(spec.tensors, spec.sends), nodes, method.weight_cap),
+        )
         for plant, each in participants.items():
             state, sent, _ = each.contribute(states[plant], received, round_, stop)
             sums.validate(sent.tensors.items())
@@ -172,4 +215,6 @@ def _descending(method: Method, sgd: Sgd) -> Method:
 def agree(found: Mapping[str, Any], by_hand: Mapping[str, Any]) -> None:
     """`found` holds at least the tensors of `by_hand`, with their values."""
     for name, value in by_hand.items():
-        np.testing.assert_allclose(np.asarray(found[name]), np.asarray(value), rtol=2e-6, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            np.asarray(found[name]), np.asarray(value), rtol=2e-6, atol=2e-6, err_msg=name
+        )

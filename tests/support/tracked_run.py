@@ -11,8 +11,15 @@ from trainer.progress import (
 )
 
 RUN = "0123456789abcdef"
-SETTINGS = {"method": "afedcl", "training.learning_rate": 0.001, "training.augment": True, "nodes": 2}
-BEGIN: list[AnyEvent] = [Gathering(federation="steel", run=RUN, nodes=2, rounds=3, settings=SETTINGS)]
+SETTINGS = {
+    "method": "afedcl",
+    "training.learning_rate": 0.001,
+    "training.augment": True,
+    "nodes": 2,
+}
+BEGIN: list[AnyEvent] = [
+    Gathering(federation="steel", run=RUN, nodes=2, rounds=3, settings=SETTINGS)
+]
 
 
 def round_events(round_: int, accuracy: float) -> list[AnyEvent]:
@@ -21,7 +28,11 @@ def round_events(round_: int, accuracy: float) -> list[AnyEvent]:
         RoundOpened(round=round_),
         Contribution(node="plant-1", round=round_, weight=0.5, bytes=9_000_000),
         Contribution(node="plant-2", round=round_, weight=0.75, bytes=9_000_000),
-        Measured(node="plant-1", round=round_, metrics={"accuracy": accuracy, "L_D": 0.5, "leave-one-out loss x": 1.0}),
+        Measured(
+            node="plant-1",
+            round=round_,
+            metrics={"accuracy": accuracy, "L_D": 0.5, "leave-one-out loss x": 1.0},
+        ),
         RoundClosed(
             round=round_,
             contributors=["plant-1", "plant-2"],

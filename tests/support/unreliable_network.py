@@ -1,4 +1,6 @@
-"""A proxy that reads MQTT packets and treats them as a bad network with a careless or lying broker behind it would."""
+"""A proxy that reads MQTT packets and treats them as a bad network with a careless or lying
+broker behind it would.
+"""
 
 import asyncio
 import random
@@ -13,9 +15,11 @@ _DUP = 0x08
 
 
 class FaultRates(NamedTuple):
-    """What may befall a packet, each as a chance from 0 to 1; only PUBLISH is dropped, doubled or held back.
+    """What may befall a packet, each as a chance from 0 to 1; only PUBLISH is dropped,
+    doubled or held back.
 
-    TCP neither loses nor doubles, but brokers, bridges and reconnections do: QoS 0 may be lost, QoS 1 may come twice.
+    TCP neither loses nor doubles, but brokers, bridges and reconnections do: QoS 0 may be lost, QoS
+    1 may come twice.
     """
 
     drop: float = 0.0  # of QoS 0
@@ -45,7 +49,9 @@ class UnreliableProxy:
         self.url = f"mqtt://127.0.0.1:{self.port}"
         self._clients = set[asyncio.StreamWriter]()
         self._raging = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._rage(),), name="storm", daemon=True)
+        self._thread = threading.Thread(
+            target=asyncio.run, args=(self._rage(),), name="storm", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -57,7 +63,9 @@ class UnreliableProxy:
         self._thread.join()
 
     def say(self, topic: str, payload: bytes) -> None:
-        """Have all clients (MQTT 5) receive a message that the broker has not sent, on whatever topic."""
+        """Have all clients (MQTT 5) receive a message that the broker has not sent,
+        on whatever topic.
+        """
         name = topic.encode()
         body = struct.pack("!H", len(name)) + name + b"\0" + payload  # QoS 0, no properties
         assert len(body) < 128 * 128
@@ -81,7 +89,8 @@ class UnreliableProxy:
             each.transport.set_write_buffer_limits(0)
         self._clients.add(writer)
         pumps = [
-            asyncio.ensure_future(self._pump(*pair)) for pair in ((reader, broker_writer), (broker_reader, writer))
+            asyncio.ensure_future(self._pump(*pair))
+            for pair in ((reader, broker_writer), (broker_reader, writer))
         ]
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         self._clients.remove(writer)
@@ -102,7 +111,8 @@ class UnreliableProxy:
         """Forward a packet as the weather allows; False when the connection breaks."""
         weather, publish, qos = self.weather, packet[0] >> 4 == _PUBLISH, packet[0] >> 1 & 3
         if self._befalls("stall", weather.stall):
-            await asyncio.sleep(self._random.uniform(0, weather.longest))  # that nothing gets through
+            seconds = self._random.uniform(0, weather.longest)
+            await asyncio.sleep(seconds)  # nothing gets through meanwhile
         if self._befalls("cut", weather.cut):
             writer.write(packet[: self._random.randrange(len(packet))])
             return False
@@ -128,7 +138,9 @@ def _write(writer: asyncio.StreamWriter, packet: bytes) -> None:
 
 
 async def _packet(reader: asyncio.StreamReader) -> bytes:
-    """The next packet: a byte of type and flags, the length in groups of seven bits, and as many bytes."""
+    """The next packet: a byte of type and flags, the length in groups of seven bits,
+    and as many bytes.
+    """
     head = await reader.readexactly(2)
     while head[-1] & 0x80:
         head += await reader.readexactly(1)

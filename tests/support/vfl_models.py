@@ -20,18 +20,29 @@ RUN = "ab" * 8
 
 def settings(**changes: object) -> VflSpec:
     given = {
-        "federation": "steel", "run": RUN, "software": "test", "sensors": tuple(COLUMNS), "network": "dense",
-        "classes": ("0", "1", "2", "3"), "window": Window(start=60, chunk=10), "recipe": Recipe(eta=0.3), "seed": 5,
-    }  # fmt: skip
+        "federation": "steel",
+        "run": RUN,
+        "software": "test",
+        "sensors": tuple(COLUMNS),
+        "network": "dense",
+        "classes": ("0", "1", "2", "3"),
+        "window": Window(start=60, chunk=10),
+        "recipe": Recipe(eta=0.3),
+        "seed": 5,
+    }
     return VflSpec(**(given | changes))
 
 
 def rows(count: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """What each sensor measures of so many products [count, columns], and labels: sensors know of one another."""
+    """What each sensor measures of so many products [count, columns], and labels:
+    sensors know of one another.
+    """
     random, plant = np.random.default_rng(seed), np.random.default_rng(1)
     hidden = random.normal(0, 1, (count, 2))
     measured = {
-        name: hidden @ plant.normal(0, 1, (2, len(names))) * 20 + 300 + random.normal(0, 1, (count, len(names)))
+        name: hidden @ plant.normal(0, 1, (2, len(names))) * 20
+        + 300
+        + random.normal(0, 1, (count, len(names)))
         for name, names in COLUMNS.items()
     }
     labels = 2 * (hidden[:, 0] > 0) + (hidden[:, 1] > 0)
@@ -55,15 +66,22 @@ class TrainedRun:
 
     def scaled(self, name: str, raw: np.ndarray) -> Tensor:
         """Samples [N, columns, 1] of rows [N, columns]."""
-        return torch.from_numpy(((raw - self.scaling[name].mean) / self.scaling[name].deviation)[..., None])
+        return torch.from_numpy(
+            ((raw - self.scaling[name].mean) / self.scaling[name].deviation)[..., None]
+        )
 
     def embedded(self) -> list[Tensor]:
         """Each sensor's embeddings of all products, denoised."""
         samples = self.simulation.stream.samples
-        received = [sensor.embed(each) for sensor, each in zip(self.simulation.sensors, samples, strict=True)]
+        received = [
+            sensor.embed(each)
+            for sensor, each in zip(self.simulation.sensors, samples, strict=True)
+        ]
         return list(self.simulation.head.represent(received).embeddings)
 
-    def write(self, folder: Path, kits: dict[str, Kit] | None = None, round_: int = 0) -> dict[str, Path]:
+    def write(
+        self, folder: Path, kits: dict[str, Kit] | None = None, round_: int = 0
+    ) -> dict[str, Path]:
         """The bundles of all members, by name."""
         members = [*self.spec.sensors, "coordinator"]
         signers = {name: Signer(kits[name], 90) if kits else None for name in members}
@@ -77,7 +95,12 @@ class TrainedRun:
         return {name: folder / name for name in members}
 
     def predicted(self, raw: dict[str, np.ndarray]) -> np.ndarray:
-        """Probabilities [N, C] of rows that all sensors have, by torch; the channel adds nothing."""
-        received = [sensor.embed(self.scaled(sensor.name, raw[sensor.name])) for sensor in self.simulation.sensors]
+        """Probabilities [N, C] of rows that all sensors have, by torch;
+        the channel adds nothing.
+        """
+        received = [
+            sensor.embed(self.scaled(sensor.name, raw[sensor.name]))
+            for sensor in self.simulation.sensors
+        ]
         phi: Representation = self.simulation.head.represent(received)
         return torch.softmax(self.simulation.head.logits(phi.embeddings), 1).numpy()

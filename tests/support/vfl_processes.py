@@ -1,7 +1,8 @@
 """`edge-node` processes of a VFL run that can be killed, and what they were doing then.
 
-Each notes its steps in a file that is mapped into memory: that costs next to nothing, and the kernel keeps the last
-note. Rounds that were learnt from are appended to a second file. A fork server starts the processes in milliseconds.
+Each notes its steps in a file that is mapped into memory: that costs next to nothing, and the
+kernel keeps the last note. Rounds that were learnt from are appended to a second file. A fork
+server starts the processes in milliseconds.
 """
 
 import functools
@@ -32,7 +33,8 @@ STEPS = {  # what is done: by which method
 }
 STARTING = "starting"
 _SIZE = 32  # bytes of a note
-FORK: Any = multiprocessing.get_context("forkserver")  # whose children need not import all of this each for itself
+# whose children need not import all of this each for itself
+FORK: Any = multiprocessing.get_context("forkserver")
 _SLOW = ("edge.cli.vfl", "export.vfl_export", "torch._dynamo", "trainer.vfl.client.discovery")
 FORK.set_forkserver_preload(["tests.support.vfl_processes", *_SLOW, "trainer.vfl.client.session"])
 
@@ -49,7 +51,9 @@ class WatchedProcess:
     def start(self, words: Sequence[object]) -> None:
         """Start it, for the first time or again."""
         self._step.write_bytes(STARTING.encode().ljust(_SIZE))
-        self._process = FORK.Process(target=_live, args=([str(each) for each in words], *self._paths))
+        self._process = FORK.Process(
+            target=_live, args=([str(each) for each in words], *self._paths)
+        )
         self._process.start()
 
     @property

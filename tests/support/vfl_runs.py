@@ -1,4 +1,6 @@
-"""VFL runs for tests: their data as files, their sensors and head in threads, their checkpoints, and a simulation's."""
+"""VFL runs for tests: their data as files, their sensors and head in threads,
+their checkpoints, and a simulation's.
+"""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +34,21 @@ def vfl_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSp
     """A small vertical federation."""
     run = new_run_id()
     return VflSpec(
-        federation=f"vfl-{run}", run=run, software="test", sensors=tuple(sensors), network="dense",
+        federation=f"vfl-{run}",
+        run=run,
+        software="test",
+        sensors=tuple(sensors),
+        network="dense",
         **{
-            "classes": CLASSES, "window": Window(start=20, chunk=4, size=24), "recipe": Recipe(eta=0.1), "commit": 3,
-            "patience": 1.0, "policy": "all",
-        } | fields,
-    )  # fmt: skip
+            "classes": CLASSES,
+            "window": Window(start=20, chunk=4, size=24),
+            "recipe": Recipe(eta=0.1),
+            "commit": 3,
+            "patience": 1.0,
+            "policy": "all",
+        }
+        | fields,
+    )
 
 
 def draw(folder: Path, products: int, seed: int) -> None:
@@ -46,11 +57,17 @@ def draw(folder: Path, products: int, seed: int) -> None:
     values = {name: random.normal(20, 3, (products, len(names))) for name, names in COLUMNS.items()}
     score = sum(((each - 20) / 3).sum(1) for each in values.values())
     files = {
-        f"{name}.csv": [",".join(("product", *names)), *(_row(number, row) for number, row in enumerate(values[name]))]
+        f"{name}.csv": [
+            ",".join(("product", *names)),
+            *(_row(number, row) for number, row in enumerate(values[name])),
+        ]
         for name, names in COLUMNS.items()
     }
     codes = np.digitize(score, [-1, 1])
-    files["labels.csv"] = ["product,label", *(f"p{number},{CLASSES[code]}" for number, code in enumerate(codes))]
+    files["labels.csv"] = [
+        "product,label",
+        *(f"p{number},{CLASSES[code]}" for number, code in enumerate(codes)),
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         (folder / name).write_text("\n".join(rows) + "\n")
@@ -88,10 +105,17 @@ def simulate_run(spec: VflSpec, data: Path, settings: Settings = {}) -> Simulati
         samples.refresh()
         samples.fit_scaling(first)
         streams.append(torch.from_numpy(samples.get(everything)[0].copy()))
-    return Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    return Simulation(
+        spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count)))
+    )
 
 
-def simulated(spec: VflSpec, data: Path, rounds: int, settings: Settings = {}) -> dict[str, dict[str, bytes]]:  # noqa: B006
+def simulated(
+    spec: VflSpec,
+    data: Path,
+    rounds: int,
+    settings: Settings = {},  # noqa: B006
+) -> dict[str, dict[str, bytes]]:
     """The tensors of each party after so many rounds of `simulate_run`."""
     simulation = simulate_run(spec, data, settings)
     for _ in range(rounds):
@@ -104,9 +128,16 @@ def left(spec: VflSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]
     """What head and sensors have on their disks at the end of a round, likewise."""
     found = {}
     for party in (*spec.sensors, "head"):
-        path = max((folder / party).glob(f"*/{rounds:012}-*.safetensors"), key=lambda each: each.stat().st_mtime)
+        path = max(
+            (folder / party).glob(f"*/{rounds:012}-*.safetensors"),
+            key=lambda each: each.stat().st_mtime,
+        )
         prefix = "head." if party == "head" else "model."
-        state = {n.removeprefix(prefix): value for n, value in load_file(path).items() if n.startswith(prefix)}
+        state = {
+            n.removeprefix(prefix): value
+            for n, value in load_file(path).items()
+            if n.startswith(prefix)
+        }
         found[party] = _bytes(state)
     return found
 
@@ -131,10 +162,18 @@ class Threads:
         settings: Settings = {},  # noqa: B006
         deploys: Mapping[str, Any] = {},
     ):
-        """At a broker's URL, or where each party has an endpoint of its own; `deploys` writes a party's bundles."""
+        """At a broker's URL, or where each party has an endpoint of its own;
+        `deploys` writes a party's bundles.
+        """
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
-        self._broker, self._data, self._rounds, self._new, self._timing = broker, data, rounds, new, timing
+        self._broker, self._data, self._rounds, self._new, self._timing = (
+            broker,
+            data,
+            rounds,
+            new,
+            timing,
+        )
         self._settings, self._deploys = settings, deploys
         self._jobs: dict[str, Future[object]] = {}
         self._stops: dict[str, threading.Event] = {}
@@ -158,18 +197,36 @@ class Threads:
             )
 
     def _run(self, party: str, report: progress.Report, stop: Callable[[], bool]) -> object:
-        folder, broker, deploy = self.folder / party, self._broker, self._deploys.get(party, _deploy_nothing)
+        folder, broker, deploy = (
+            self.folder / party,
+            self._broker,
+            self._deploys.get(party, _deploy_nothing),
+        )
         endpoint = Endpoint.parse(broker) if isinstance(broker, str) else broker[party]
         if party == "head":
             labels = self._data / "labels.csv"
             return coordinate(
-                self.spec, labels, endpoint, folder, rounds=self._rounds, new=self._new, report=report, stop=stop,
-                timing=self._timing, deploy=deploy,
-            )  # fmt: skip
+                self.spec,
+                labels,
+                endpoint,
+                folder,
+                rounds=self._rounds,
+                new=self._new,
+                report=report,
+                stop=stop,
+                timing=self._timing,
+                deploy=deploy,
+            )
         return take_part(
-            self.spec, party, source(self._data, party, self._settings), endpoint, folder, report=report, stop=stop,
+            self.spec,
+            party,
+            source(self._data, party, self._settings),
+            endpoint,
+            folder,
+            report=report,
+            stop=stop,
             deploying=lambda: deploy,
-        )  # fmt: skip
+        )
 
     def stop(self, party: str) -> None:
         """Ask a party to end, and wait until it has."""
@@ -196,18 +253,24 @@ class Threads:
         wait_until(done, meanwhile=none_has_failed, said=self.said, seconds=seconds)
 
     def reach(self, round_: int) -> None:
-        """Wait until all that run have written down a round, or one after it: only the last ones are kept."""
+        """Wait until all that run have written down a round, or one after it:
+        only the last ones are kept.
+        """
         self.until(lambda: all(written(self.folder / party) >= round_ for party in self._jobs))
 
     def end(self, seconds: float = PATIENCE) -> None:
         """Wait until the run has ended for all."""
         self.until(lambda: all(job.done() for job in self._jobs.values()), seconds)
         reached = {party: job.result() for party, job in self._jobs.items()}
-        assert reached == {each: self._rounds if each == "head" else (self._rounds, True) for each in reached}
+        assert reached == {
+            each: self._rounds if each == "head" else (self._rounds, True) for each in reached
+        }
 
     def said(self, party: str = "") -> str:
         """What a party, or all, have told."""
-        told = [each for name, events in self.events.items() if party in ("", name) for each in events]
+        told = [
+            each for name, events in self.events.items() if party in ("", name) for each in events
+        ]
         return "\n".join(map(progress.format_event, told))
 
 
@@ -220,7 +283,9 @@ def written(state: Path) -> int:
     return max((int(path.name[:12]) for path in state.glob("[!.]*/[0-9]*.safetensors")), default=0)
 
 
-def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int, timing: Timing = TIMING) -> Threads:
+def in_threads(
+    spec: VflSpec, url: str, data: Path, folder: Path, rounds: int, timing: Timing = TIMING
+) -> Threads:
     """Play a run over a broker to its end."""
     with Threads(spec, url, data, folder, rounds, timing=timing) as parties:
         parties.start("head", *spec.sensors)

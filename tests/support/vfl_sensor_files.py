@@ -1,4 +1,6 @@
-"""VFL runs for tests: what sensors measure, as files that grow; their processes; the same run simulated."""
+"""VFL runs for tests: what sensors measure, as files that grow; their processes;
+the same run simulated.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,9 @@ COLUMNS = ("force", "speed", "heat")
 
 
 class Plant:
-    """The data of a run in `folder`: SENSOR.csv for each sensor, each with other features; labels.csv for the head."""
+    """The data of a run in `folder`: SENSOR.csv for each sensor,
+    each with other features; labels.csv for the head.
+    """
 
     def __init__(self, folder: Path, sensors: Sequence[str], seed: int = 0):
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,11 +50,16 @@ class Plant:
         ids = [f"p{self.products + number}" for number in range(count)]
         for file, view in zip(self._files.values(), self._views, strict=True):
             seen = hidden @ view + self._random.normal(0, 0.1, (count, len(COLUMNS)))
-            lines = (f"{name},{','.join(f'{each:.5g}' for each in row)}\n" for name, row in zip(ids, seen, strict=True))
+            lines = (
+                f"{name},{','.join(f'{each:.5g}' for each in row)}\n"
+                for name, row in zip(ids, seen, strict=True)
+            )
             file.writelines(lines)
             file.flush()
         scores = np.digitize(hidden @ self._cuts, (-0.8, 0.8))
-        self._labels.writelines(f"{name},{CLASSES[score]}\n" for name, score in zip(ids, scores, strict=True))
+        self._labels.writelines(
+            f"{name},{CLASSES[score]}\n" for name, score in zip(ids, scores, strict=True)
+        )
         self._labels.flush()
         self.products += count
 
@@ -91,7 +100,15 @@ class Processes:
         """What comes after `edge-node` for `coordinator` or a sensor."""
         if name == "coordinator":
             sensors = ",".join(self._plant.sensors)
-            its = ["coordinate", "--labels", self._plant.labels, "--sensors", sensors, "--classes", ",".join(CLASSES)]
+            its = [
+                "coordinate",
+                "--labels",
+                self._plant.labels,
+                "--sensors",
+                sensors,
+                "--classes",
+                ",".join(CLASSES),
+            ]
             its += self._settings
         else:
             its = ["join", "--columns", ",".join(COLUMNS), "--data", self._plant.rows(name)]
@@ -109,7 +126,9 @@ class Processes:
 
     def _start(self, name: str) -> Process:
         passphrase = {"EDGE_NODE_PASSPHRASE": self._kits[name][1]} if self._kits else {}
-        return start(*self.words(name), log=self.log(name), anew=False, OMP_NUM_THREADS="1", **passphrase)
+        return start(
+            *self.words(name), log=self.log(name), anew=False, OMP_NUM_THREADS="1", **passphrase
+        )
 
 
 def simulated(spec: VflSpec, plant: Plant) -> Simulation:
@@ -123,4 +142,6 @@ def simulated(spec: VflSpec, plant: Plant) -> Simulation:
         samples.refresh()
         samples.fit_scaling(products[: spec.window.start])
         streams.append(torch.from_numpy(samples.get(products)[0]))
-    return Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    return Simulation(
+        spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count)))
+    )

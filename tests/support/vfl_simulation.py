@@ -46,7 +46,9 @@ def simulation(
     truth = torch.randint(0, CLASSES, (products,), generator=random)
     shape = (products, *SHAPES[network])
     level = truth.reshape(-1, *[1] * (len(shape) - 1)) / CLASSES
-    samples = tuple(torch.randn(shape, generator=random) / 2 + level * (index + 1) for index in range(sensors))
+    samples = tuple(
+        torch.randn(shape, generator=random) / 2 + level * (index + 1) for index in range(sensors)
+    )
     return Simulation(spec, Stream(samples, truth))
 
 

@@ -20,7 +20,8 @@ def wait_until(
 ) -> T:
     """What the condition returns, as soon as it holds.
 
-    AssertionError, with what is `said`, if that takes too long, or when what must be true `meanwhile` is so no longer.
+    AssertionError, with what is `said`, if that takes too long, or when what must be true
+    `meanwhile` is so no longer.
     """
     deadline = time.monotonic() + seconds
     while not (found := condition()):

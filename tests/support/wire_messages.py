@@ -9,9 +9,17 @@ from broker_config.protocol.messages import TensorSpec
 
 RUN, SESSION, DIGEST = "0123456789abcdef", "fedcba9876543210", "ab" * 32
 MANIFEST = messages.Manifest(
-    federation="plant-7", run=RUN, round=3, node="line.a", digest=DIGEST, size=9_000_000, chunk_size=262_144
+    federation="plant-7",
+    run=RUN,
+    round=3,
+    node="line.a",
+    digest=DIGEST,
+    size=9_000_000,
+    chunk_size=262_144,
 )
-KEYS = messages.PublicKeys(agreement="1a" * 32, cipher="2b" * 32, commitment="3c" * 32, signature="4d" * 64)
+KEYS = messages.PublicKeys(
+    agreement="1a" * 32, cipher="2b" * 32, commitment="3c" * 32, signature="4d" * 64
+)
 CASES = [
     messages.Spec(
         federation="plant-7",
@@ -33,7 +41,9 @@ CASES = [
     messages.RoundState(run=RUN, round=3, status="open", broadcast=MANIFEST),
     messages.Presence(session=SESSION, online=False),
     messages.Hello(session=SESSION, run=RUN, software="0.1.0"),
-    messages.Contribution(session=SESSION, run=RUN, round=3, weight=0.6931471805599453, blob=MANIFEST),
+    messages.Contribution(
+        session=SESSION, run=RUN, round=3, weight=0.6931471805599453, blob=MANIFEST
+    ),
     messages.Telemetry(session=SESSION, run=RUN, round=3, metrics={"accuracy": 0.5, "A_k": 1e-9}),
     messages.Finished(session=SESSION, run=RUN),
     messages.Welcome(session=SESSION),
@@ -51,9 +61,16 @@ CASES = [
         left=12.5,
         nodes=(
             messages.NodeState(
-                node="line.a", doing="sending", awaited=True, done=40, total=100, error="Zeit überschritten"
+                node="line.a",
+                doing="sending",
+                awaited=True,
+                done=40,
+                total=100,
+                error="Zeit überschritten",
             ),
-            messages.NodeState(node="b", doing="waiting", round=3, weight=0.5, bytes=9_000_000, heard=0.0),
+            messages.NodeState(
+                node="b", doing="waiting", round=3, weight=0.5, bytes=9_000_000, heard=0.0
+            ),
         ),
         more=2,
     ),

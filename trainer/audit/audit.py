@@ -1,7 +1,10 @@
-"""Audit of a federation by a plant: attacks on what its own images make it send, in each mode that there is."""
+"""Audit of a federation by a plant: attacks on what its own images make it send,
+in each mode that there is.
+"""
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -85,8 +88,8 @@ def audit(
 ) -> Audited:
     """Attack what a federation would make a plant send, and what it would in its other modes.
 
-    The first broadcast is made here, as a coordinator would with the weights that it takes by itself. What each attack
-    knows, and how it is judged, is in docs/security.md.
+    The first broadcast is made here, as a coordinator would with the weights that it takes by
+    itself. What each attack knows, and how it is judged, is in docs/security.md.
 
     Args:
         spec: of the federation.
@@ -102,14 +105,16 @@ def audit(
     """
     if (count := len(images.train.labels)) < LEAST_IMAGES:
         raise UsageError(
-            f"{count} images are too few for an audit, which parts them: {LEAST_IMAGES} are the least",
+            f"{count} images are too few for an audit, which parts them: {LEAST_IMAGES} are the "
+            "least",
             "label more images",
         )
     parts = split(images, seed, as_trained=False)
     broadcast = _first_broadcast(spec)
     modes: list[ModeAudit] = []
     pictures: dict[Mode, tuple[Pictures, ...]] = {}
-    for mode in (find_mode(spec),) if only_actual else MODES:
+    chosen_modes = (find_mode(spec),) if only_actual else MODES
+    for mode in chosen_modes:
         try:
             changed, first = (spec, broadcast) if mode == find_mode(spec) else _draft(spec, mode)
         except UsageError as error:
@@ -119,7 +124,7 @@ def audit(
         seen = observe(changed, first, parts.sent, seed, steps.advance)
         found = attack(seen, parts, seed, report, stop)
         modes.append(describe_mode(changed, found, is_actual=mode == find_mode(spec)))
-        pictures[mode] = tuple(each for one in found for each in one.pictures)
+        pictures[mode] = tuple(chain.from_iterable(one.pictures for one in found))
     return Audited(summarise(spec, parts, modes, afterwards=False), pictures)
 
 
@@ -133,7 +138,8 @@ def attack(
     """All attacks on these observations; the rest is as in `audit`."""
     found = []
     for seen in observations:
-        spec, mode = seen.spec, find_mode(seen.spec)
+        spec = seen.spec
+        mode = find_mode(seen.spec)
         method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
         if seen.is_statistics:
             assert method.statistics is not None
@@ -144,12 +150,32 @@ def attack(
             _Steps(report, stop, mode, "attacking patches")
             found.append(method.relay.attack(seen, parts, seed))
         if spec.sends and method.only_mean:
-            found.append(Found((), notes=(f"no attack on what it sends beside sums was tried: {method.only_mean}",)))
+            found.append(
+                Found(
+                    (),
+                    notes=(
+                        f"no attack on what it sends beside sums was tried: {method.only_mean}",
+                    ),
+                )
+            )
         elif spec.sends:
-            steps = _Steps(report, stop, mode, "searching for images by the model's update", model_attacks.STEPS)
+            steps = _Steps(
+                report,
+                stop,
+                mode,
+                "searching for images by the model's update",
+                model_attacks.STEPS,
+            )
             found.append(model_attacks.attack(seen, parts, seed, steps.advance))
             if method.weigh is weigh_by_images and mode != "masked":
-                found.append(Found((), notes=(f"its weight tells that the plant has {len(parts.sent.labels)} images",)))
+                found.append(
+                    Found(
+                        (),
+                        notes=(
+                            f"its weight tells that the plant has {len(parts.sent.labels)} images",
+                        ),
+                    )
+                )
     return found
 
 
@@ -175,8 +201,8 @@ def describe_mode(spec: Spec, found: Sequence[Found], *, is_actual: bool) -> Mod
         mode=find_mode(spec),
         is_actual=is_actual,
         setting=_setting(spec),
-        exposures=tuple(each for one in found for each in one.exposures),
-        notes=tuple(each for one in found for each in one.notes),
+        exposures=tuple(chain.from_iterable(one.exposures for one in found)),
+        notes=tuple(chain.from_iterable(one.notes for one in found)),
     )
 
 
@@ -195,11 +221,12 @@ def _setting(spec: Spec) -> str:
 
 
 def _request(spec: Spec) -> Request:
+    weights = "none" if spec.training.batch_norm == "train" else choose_weights(spec.model)
     return Request(
         method=spec.method,
         options=spec.options,
         model=spec.model,
-        weights="none" if spec.training.batch_norm == "train" else choose_weights(spec.model),
+        weights=weights,
         size=spec.preprocessing.size,
         training=asdict(spec.training),
         rounds=count_training_rounds(spec),
@@ -212,26 +239,36 @@ def _request(spec: Spec) -> Request:
 
 def _draft(spec: Spec, mode: Mode) -> tuple[Spec, Arrays]:
     """The same federation in another mode. Raises UsageError if there cannot be such."""
-    request, nodes = _request(spec), spec.nodes
+    request = _request(spec)
+    nodes = spec.nodes
     if mode == "masked":
         request = request._replace(secure_aggregation=True, aggregate="mean", codec="none")
         nodes = max(nodes, LEAST_NODES)
     elif mode == "private":
         request = request._replace(privacy={"epsilon": _EPSILON})
-    made, first = draft(request, federation=spec.federation, classes=spec.classes, nodes=nodes, encryption="group")
+    made, first = draft(
+        request, federation=spec.federation, classes=spec.classes, nodes=nodes, encryption="group"
+    )
     return replace(made, run=spec.run), first  # noise depends on it
 
 
 def _first_broadcast(spec: Spec) -> Arrays:
     """What a federation begins with, as far as its spec tells."""
-    return draft(_request(spec), federation=spec.federation, classes=spec.classes, nodes=spec.nodes)[1]
+    return draft(
+        _request(spec), federation=spec.federation, classes=spec.classes, nodes=spec.nodes
+    )[1]
 
 
 class _Steps:
     """Tells how much of a work is done, at each tenth, and ends it when `stop` says so."""
 
-    def __init__(self, report: Report, stop: Callable[[], bool], mode: Mode, what: str, total: int = 1):
-        self._report, self._stop, self._total, self._done = report, stop, total, 0
+    def __init__(
+        self, report: Report, stop: Callable[[], bool], mode: Mode, what: str, total: int = 1
+    ):
+        self._report = report
+        self._stop = stop
+        self._total = total
+        self._done = 0
         self._what = f"audit, {mode}: {what}"
         report(Step(what=self._what))
         self._check()
@@ -243,6 +280,7 @@ class _Steps:
     def advance(self) -> None:
         """One more step is done."""
         self._check()
-        before, self._done = self._done * 10 // self._total, self._done + 1
+        before = self._done * 10 // self._total
+        self._done = self._done + 1
         if (now := self._done * 10 // self._total) > before:
             self._report(Step(what=f"{self._what}: {10 * now} %"))

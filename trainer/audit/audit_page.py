@@ -1,9 +1,12 @@
-"""An audit as a page with pictures, one file that needs nothing but a browser; and as a table for a terminal."""
+"""An audit as a page with pictures, one file that needs nothing but a browser;
+and as a table for a terminal.
+"""
 
 import base64
 import io
 from datetime import datetime
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +43,12 @@ def write(audited: Audited, out: Path) -> None:
 def render(audited: Audited) -> str:
     """The page as HTML."""
     environment = page_environment("trainer.audit")
-    pairs = {
-        mode: [(f"{SEEN[each.seen]}, {each.attack}", list(map(_pair, each.made, each.nearest))) for each in groups]
-        for mode, groups in audited.pictures.items()
-    }
+    pairs = {}
+    for mode, groups in audited.pictures.items():
+        pairs[mode] = [
+            (f"{SEEN[each.seen]}, {each.attack}", list(map(_pair, each.made, each.nearest)))
+            for each in groups
+        ]
     return environment.get_template("audit.html").render(
         audit=audited.audit,
         meanings=MEANINGS,
@@ -53,7 +58,7 @@ def render(audited: Audited) -> str:
         ordered={mode.mode: sorted(mode.exposures, key=_by_kind) for mode in audited.audit.modes},
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         cell=cell,
-        shown=sum(len(some) for groups in pairs.values() for _, some in groups),
+        shown=sum(len(some) for _, some in chain.from_iterable(pairs.values())),
         style=Markup(_STYLE.read_text("utf-8")),  # noqa: S704  (our own file)
     )
 
@@ -69,26 +74,38 @@ def _pair(made: np.ndarray, nearest: np.ndarray) -> Pair:
 
 def _uri(pixels: np.ndarray) -> str:
     file = io.BytesIO()
-    Image.fromarray(pixels).resize((_PICTURE, _PICTURE), Image.Resampling.BICUBIC).save(file, "PNG", optimize=True)
+    Image.fromarray(pixels).resize((_PICTURE, _PICTURE), Image.Resampling.BICUBIC).save(
+        file, "PNG", optimize=True
+    )
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def to_result(audit: Audit, page: Path) -> dict[str, Any]:
-    """The findings for machines; `told` has, by mode, the worst of each kind. `actual` is how the federation works."""
-    told = {
-        each.mode: {what: found.told for what in MEANINGS if (found := each.worst(what))}
-        for each in audit.modes
-        if not each.refused
+    """The findings for machines; `told` has, by mode, the worst of each kind.
+
+    `actual` is how the federation works.
+    """
+    told = {}
+    for each in audit.modes:
+        if not each.refused:
+            told[each.mode] = {what: found.told for what in MEANINGS if (found := each.worst(what))}
+    return {
+        "audit": msgspec.to_builtins(audit),
+        "actual": audit.actual.mode,
+        "told": told,
+        "page": str(page),
     }
-    return {"audit": msgspec.to_builtins(audit), "actual": audit.actual.mode, "told": told, "page": str(page)}
 
 
 def print_table(audit: Audit, console: Console) -> None:
     """How much is told of each kind in each mode, by the attack that tells most."""
-    table = Table(title=headline(audit), title_justify="left", title_style="", box=None, pad_edge=False)
+    table = Table(
+        title=headline(audit), title_justify="left", title_style="", box=None, pad_edge=False
+    )
     table.add_column("what is told")
     for each in audit.modes:
-        table.add_column(f"{each.mode}{' *' if each.is_actual else ''}", justify="right")
+        actual = " *" if each.is_actual else ""
+        table.add_column(f"{each.mode}{actual}", justify="right")
     for what, meaning in MEANINGS.items():
         table.add_row(f"{what}: {meaning}", *(cell(each, what) for each in audit.modes))
     console.print(table)
@@ -103,8 +120,9 @@ def print_table(audit: Audit, console: Console) -> None:
         for note in each.notes:
             console.print(f"  {note}", style="dim")
     console.print(
-        "0 %: as much as somebody knows who sees nothing; 100 %: all; in parentheses what is sure at 95 %. "
-        "A high figure is a leak, a low one no proof: other attacks may tell more. * as the federation works",
+        "0 %: as much as somebody knows who sees nothing; 100 %: all; in parentheses what is "
+        "sure at 95 %. A high figure is a leak, a low one no proof: other attacks may tell more. "
+        "* as the federation works",
         style="dim",
     )
 
@@ -114,10 +132,14 @@ def cell(mode: ModeAudit, what: What) -> str:
     worst = mode.worst(what)
     if worst is None:
         return "-"
-    return f"{worst.told:.0%}" + (f" ({worst.told_surely:.0%})" if worst.low is not None else "")
+    told_surely_text = f" ({worst.told_surely:.0%})" if worst.low is not None else ""
+    return f"{worst.told:.0%}" + told_surely_text
 
 
 def headline(audit: Audit) -> str:
     """What was audited, in a line."""
     verb = "has shown" if audit.afterwards else "would show"
-    return f"what federation {audit.federation!r} ({audit.method}, {audit.model}) {verb} of {audit.sent} images"
+    return (
+        f"what federation {audit.federation!r} ({audit.method}, {audit.model}) {verb} of "
+        f"{audit.sent} images"
+    )

@@ -1,4 +1,6 @@
-"""Findings of an audit: how much of a plant's images is told, by which attack, with the pictures that it made."""
+"""Findings of an audit: how much of a plant's images is told, by which attack,
+with the pictures that it made.
+"""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -15,7 +17,11 @@ MEANINGS: dict[What, str] = {
     "membership": "whether an image that somebody has is among them",
     "pictures": "what they look like",
 }
-SEEN: dict[Seen, str] = {"model": "the model it trains", "sums": "sums of features", "patches": "patches of maps"}
+SEEN: dict[Seen, str] = {
+    "model": "the model it trains",
+    "sums": "sums of features",
+    "patches": "patches of maps",
+}
 MODES: dict[Mode, str] = {
     "open": "the coordinator reads each plant's contribution",
     "masked": "it reads sums of plants (--secure-aggregation)",
@@ -29,20 +35,24 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     what: What
     seen: Seen
     attack: str  # in words
-    value: float  # its measure: agreement of counts, area under the ROC curve, SSIM; 1 is everything
+    # its measure: agreement of counts, area under the ROC curve, SSIM; 1 is everything
+    value: float
     chance: float  # of somebody who sees nothing
     low: float | None = None  # of an area: its 95 % interval
     high: float | None = None
 
     @property
     def told(self) -> float:
-        """How much of what there is to tell: 0 at what one has who sees nothing, or less, and 1 at 1."""
+        """How much of what there is to tell: 0 at what one has who sees nothing, or less,
+        and 1 at 1.
+        """
         return self._told(self.value)
 
     @property
     def told_surely(self) -> float:
         """The same at the lower end of the interval, if there is one."""
-        return self._told(self.value if self.low is None else self.low)
+        surely = self.value if self.low is None else self.low
+        return self._told(surely)
 
     def _told(self, value: float) -> float:
         if value >= 1:
@@ -51,7 +61,9 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pictures(NamedTuple):
-    """What an attack has made, each beside the plant's image that is most like it; uint8 [n, s, s, 3]."""
+    """What an attack has made, each beside the plant's image that is most like it; uint8 [n,
+    s, s, 3].
+    """
 
     seen: Seen
     attack: str

@@ -12,7 +12,8 @@ _PENALTIES = 10.0 ** np.arange(2, -4, -1)  # in mean squared lengths of the feat
 
 
 class FeatureDecoder:
-    """Ridge regression of pictures on features, whose penalty suits the images left out in turn best.
+    """Ridge regression of pictures on features,
+    whose penalty suits the images left out in turn best.
 
     `blind` is the picture [3, SIDE, SIDE] of who sees nothing: the mean of the attacker's images.
     """
@@ -26,12 +27,18 @@ class FeatureDecoder:
         wanted = (pictures - self.blind).flatten(1).double().numpy()
         kernel = self._known @ self._known.T
         values, vectors = np.linalg.eigh(kernel)
-        along, scale = vectors.T @ wanted, max(float(values.mean()), 1e-30)
+        along = vectors.T @ wanted
+        scale = max(float(values.mean()), 1e-30)
 
         def left_out(penalty: float) -> float:
             shrunk = np.maximum(values, 0) / (np.maximum(values, 0) + penalty * scale)
-            own_part = (np.square(vectors) * shrunk).sum(1) + 1 / len(own.labels)  # in its own guess, the mean included
-            return float(np.square((wanted - vectors @ (shrunk[:, None] * along)) / (1 - own_part)[:, None]).mean())
+            # in its own guess, the mean included
+            own_part = (np.square(vectors) * shrunk).sum(1) + 1 / len(own.labels)
+            return float(
+                np.square(
+                    (wanted - vectors @ (shrunk[:, None] * along)) / (1 - own_part)[:, None]
+                ).mean()
+            )
 
         best = min(_PENALTIES, key=left_out)
         self._weights = vectors @ (along / (np.maximum(values, 0) + best * scale)[:, None])

@@ -18,7 +18,9 @@ HIDDEN = 512
 def perceptron(inputs: int, *outputs: int) -> nn.Module:
     """What is seen [n, ...], `inputs` numbers each, -> [n, *outputs]."""
     layers = (nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU())
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(HIDDEN, prod(outputs)), nn.Unflatten(1, outputs))
+    return nn.Sequential(
+        nn.Flatten(), *layers, nn.Linear(HIDDEN, prod(outputs)), nn.Unflatten(1, outputs)
+    )
 
 
 class Fitted(NamedTuple):
@@ -35,18 +37,24 @@ class Fitted(NamedTuple):
         return cast(Floats, made.clamp(0, 1).numpy())
 
 
-def fitted(network: nn.Module, draw: Draw, epochs: int, random: np.random.Generator, batch: int) -> Fitted:
-    """Train by least squares (Adam, a rate that falls to 0); what is seen and guessed is drawn anew every epoch."""
+def fitted(
+    network: nn.Module, draw: Draw, epochs: int, random: np.random.Generator, batch: int
+) -> Fitted:
+    """Train by least squares (Adam, a rate that falls to 0);
+    what is seen and guessed is drawn anew every epoch.
+    """
     optimiser = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
     _, first = draw()
-    mean, deviation = float(first.mean()), float(first.std())
+    mean = float(first.mean())
+    deviation = float(first.std())
     for _ in range(epochs):
         seen, target = draw()
         for some in torch.split(torch.from_numpy(random.permutation(len(seen))), batch):
             optimiser.zero_grad()
             wanted = (target[some] - mean) / deviation
-            functional.mse_loss(network(seen[some]), wanted).backward()  # type: ignore[no-untyped-call]
+            loss = functional.mse_loss(network(seen[some]), wanted)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         schedule.step()
     return Fitted(network, mean, deviation)

@@ -1,6 +1,8 @@
-"""Attacks on the patches of maps that plants pass on to one another: what all nodes and the coordinator see of them.
+"""Attacks on the patches of maps that plants pass on to one another:
+what all nodes and the coordinator see of them.
 
-The plant's own images are cut and protected as for its contribution: so it is known which image each patch is of.
+The plant's own images are cut and protected as for its contribution: so it is known which image
+each patch is of.
 """
 
 import numpy as np
@@ -23,20 +25,30 @@ _EPOCHS = 30
 _SHOWN = 8
 
 
-def attack(seen: Observation, parts: Parts, protection: Protection, side: int, quota: int, seed: int) -> Found:
+def attack(
+    seen: Observation, parts: Parts, protection: Protection, side: int, quota: int, seed: int
+) -> Found:
     """Attack the patches, `quota` of `side` x `side` cells, that a plant sends of its images."""
     if not len(parts.known.labels):
-        return Found((), notes=("patches: too few images are held out for an attacker to learn of",))
+        return Found(
+            (), notes=("patches: too few images are held out for an attacker to learn of",)
+        )
     sent, unsent, known = (_plant(seen, images, side) for images in parts)
     random = generator(seed, "patches")
     made = inversion.items(sent, quota, protection, random)
     if not len(made.patches):
-        return Found((), notes=("patches: no class has as many images as are mixed, so none leave the plant",))
+        return Found(
+            (),
+            notes=("patches: no class has as many images as are mixed, so none leave the plant",),
+        )
     shown = np.bincount(sent.labels[made.images[:, 0]], minlength=len(seen.spec.classes))
     exposures = [agreement(shown, parts.sent, "patches", "each patch bears its class")]
-    some = inversion.Items(made.patches[:_LOOKED_FOR], made.images[:_LOOKED_FOR], made.places[:_LOOKED_FOR])
+    some = inversion.Items(
+        made.patches[:_LOOKED_FOR], made.images[:_LOOKED_FOR], made.places[:_LOOKED_FOR]
+    )
     behind = np.unique(some.images)
-    measure = sent.measure if protection.levels else known.measure  # levels that occur tell the sender's
+    # levels that occur tell the sender's
+    measure = sent.measure if protection.levels else known.measure
     scores = inference.found(some, sent.take(behind).join(unsent), known, measure, protection)
     exposures += membership(scores, len(behind), "patches", "likelihood of the patch")
     pixels, pictures = _pictures(known, sent, made, protection, seed)
@@ -61,9 +73,15 @@ def _plant(seen: Observation, images: LabelledImages, side: int) -> inversion.Pl
 
 
 def _pictures(
-    known: inversion.Plant, sent: inversion.Plant, made: inversion.Items, protection: Protection, seed: int
+    known: inversion.Plant,
+    sent: inversion.Plant,
+    made: inversion.Items,
+    protection: Protection,
+    seed: int,
 ) -> tuple[Exposure, Pictures]:
-    """What lies under each patch's first cell, as a network guesses that has learnt it of the attacker's images."""
+    """What lies under each patch's first cell, as a network guesses that has learnt it of the
+    attacker's images.
+    """
     guess = inversion.of_items(known, protection, _EPOCHS, seed)(torch.from_numpy(made.patches))
     truth = inversion.pixels(sent, made)
     blind = np.broadcast_to(known.images.mean((0, 2, 3), keepdims=True), truth.shape)
@@ -75,5 +93,8 @@ def _pictures(
         value=float(np.clip(measures.ssim(guess, truth, window), 0, 1)),
         chance=float(np.clip(measures.ssim(np.ascontiguousarray(blind), truth, window), 0, 1)),
     )
-    drawn = [(255 * each[:_SHOWN].transpose(0, 2, 3, 1)).round().astype(np.uint8) for each in (guess, truth)]
+    drawn = [
+        (255 * each[:_SHOWN].transpose(0, 2, 3, 1)).round().astype(np.uint8)
+        for each in (guess, truth)
+    ]
     return exposure, Pictures("patches", exposure.attack, *drawn)

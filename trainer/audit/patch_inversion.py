@@ -1,8 +1,9 @@
-"""Inversion of feature maps: images that an honest but curious node reconstructs from others' patches.
+"""Inversion of feature maps: images that an honest but curious node reconstructs from others'
+patches.
 
-It knows the received model, so it makes maps of its own images, and trains a network that inverts them (Dosovitskiy and
-Brox 2016). What it sees of others goes through that network. It also knows how patches are cut and protected, and
-treats its own in the same way.
+It knows the received model, so it makes maps of its own images, and trains a network that inverts
+them (Dosovitskiy and Brox 2016). What it sees of others goes through that network. It also knows
+how patches are cut and protected, and treats its own in the same way.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,9 @@ class Plant(NamedTuple):
         """[n, C, H, W]."""
         n, channels, places, side, _ = self.cells.shape
         across = round(places**0.5)
-        cells = self.cells.reshape(n, channels, across, across, side, side).transpose(0, 1, 2, 4, 3, 5)
+        cells = self.cells.reshape(n, channels, across, across, side, side).transpose(
+            0, 1, 2, 4, 3, 5
+        )
         return torch.from_numpy(cells.reshape(n, channels, across * side, across * side))
 
     @property
@@ -71,32 +74,57 @@ class Items(NamedTuple):
 
 
 def plant(images: Floats, labels: Whole, maps: Floats, mask: int) -> Plant:
-    """Images [n, 3, S, S] with their maps [n, C, H, W], whose sides are multiples of the patches' side."""
+    """Images [n, 3, S, S] with their maps [n, C, H, W],
+    whose sides are multiples of the patches' side.
+    """
     n, channels, height, width = maps.shape
-    rows = maps.reshape(n, channels, height // mask, mask, width // mask, mask).transpose(0, 1, 2, 4, 3, 5)
+    rows = maps.reshape(n, channels, height // mask, mask, width // mask, mask).transpose(
+        0, 1, 2, 4, 3, 5
+    )
     return Plant(images, labels, np.ascontiguousarray(rows.reshape(n, channels, -1, mask, mask)))
 
 
 def items(
-    plant: Plant, quota: int, protection: Protection, random: np.random.Generator, *, together: bool = False
+    plant: Plant,
+    quota: int,
+    protection: Protection,
+    random: np.random.Generator,
+    *,
+    together: bool = False,
 ) -> Items:
-    """What a plant sends in a round: in each channel a place of its own or, `together`, the same place in all."""
-    return cut(plant, draw_mixtures(plant.labels, quota, protection.mix, random), protection, random, together=together)
+    """What a plant sends in a round: in each channel a place of its own or, `together`,
+    the same place in all.
+    """
+    return cut(
+        plant,
+        draw_mixtures(plant.labels, quota, protection.mix, random),
+        protection,
+        random,
+        together=together,
+    )
 
 
 def cut(
-    plant: Plant, images: Whole, protection: Protection, random: np.random.Generator, *, together: bool = False
+    plant: Plant,
+    images: Whole,
+    protection: Protection,
+    random: np.random.Generator,
+    *,
+    together: bool = False,
 ) -> Items:
     """Items of these images [n, mix]."""
     channels, grid = plant.cells.shape[1:3]
-    places = random.integers(grid, size=(*images.shape, 1 if together else channels))
+    depth = 1 if together else channels
+    places = random.integers(grid, size=(*images.shape, depth))
     places = np.broadcast_to(places, (*images.shape, channels))
     patches = plant.cells[images[:, :, None], np.arange(channels), places]
     return Items(protect(patches, plant.measure, protection, random), images, places[:, 0])
 
 
 def pixels(plant: Plant, sent: Items) -> Floats:
-    """The part of its first image that lies under each item's first channel, [n, 3, s, s]: S / H pixels a cell."""
+    """The part of its first image that lies under each item's first channel, [n, 3, s, s]:
+    S / H pixels a cell.
+    """
     across = round(plant.cells.shape[2] ** 0.5)
     side = plant.images.shape[2] // across
     n = len(plant.images)
@@ -104,8 +132,11 @@ def pixels(plant: Plant, sent: Items) -> Floats:
     return parts.reshape(n, across**2, 3, side, side)[sent.images[:, 0], sent.places[:, 0]]
 
 
-def of_items(plant: Plant, protection: Protection, epochs: int, seed: int, *, together: bool = False) -> Invert:
-    """From items, one at a time, to what lies under the first channel's place; learnt on a plant's own items.
+def of_items(
+    plant: Plant, protection: Protection, epochs: int, seed: int, *, together: bool = False
+) -> Invert:
+    """From items, one at a time, to what lies under the first channel's place;
+    learnt on a plant's own items.
 
     `together` is for items whose channels all come from one place.
     """
@@ -113,7 +144,9 @@ def of_items(plant: Plant, protection: Protection, epochs: int, seed: int, *, to
 
     def draw() -> tuple[Tensor, Tensor]:
         sent = items(plant, 4 * len(plant.images), protection, random, together=together)
-        return scale(torch.from_numpy(sent.patches), plant.measure), torch.from_numpy(pixels(plant, sent))
+        return scale(torch.from_numpy(sent.patches), plant.measure), torch.from_numpy(
+            pixels(plant, sent)
+        )
 
     seen, target = draw()
     network = fitted(perceptron(seen[0].numel(), *target.shape[1:]), draw, epochs, random, 64)

@@ -1,8 +1,8 @@
 """Console of federations: their state folders, followed and served as a page with what it asks for.
 
-It reads files that a coordinator has written, in a process of its own: none of its failures, and no number of people
-who look at it, reach a federation. `python -m trainer.console.console STATE HOST FD` serves on an open socket until
-standard input closes.
+It reads files that a coordinator has written, in a process of its own: none of its failures, and no
+number of people who look at it, reach a federation. `python -m trainer.console.console STATE HOST
+FD` serves on an open socket until standard input closes.
 """
 
 import asyncio
@@ -37,9 +37,15 @@ from trainer.federation.server.operator_actions import Kind
 from trainer.vfl.server import journal as vfl_journal
 
 FILES = (
-    "console.css", "console.js", "console_charts.js", "console_elements.js", "console_strings.json",
-    "console_values.js", "uPlot.iife.min.js", "uPlot.min.css",
-)  # fmt: skip
+    "console.css",
+    "console.js",
+    "console_charts.js",
+    "console_elements.js",
+    "console_strings.json",
+    "console_values.js",
+    "uPlot.iife.min.js",
+    "uPlot.min.css",
+)
 _EVERY = 0.25  # seconds between two looks at the folders, at least
 _HEARTBEAT = 5.0  # seconds after which a stream says that it is still there
 _MOST_STREAMS = 64
@@ -62,15 +68,21 @@ class StateFolder(Protocol):
     runs: dict[str, RunHistory]  # the newest last
 
     def refresh(self) -> bool:
-        """Read what is new; whether there was anything. EdgeNodeError or OSError if it cannot be read."""
+        """Read what is new; whether there was anything.
+
+        EdgeNodeError or OSError if it cannot be read.
+        """
         ...
 
 
 class Console:
     """The page, and what it asks for."""
 
-    def __init__(self, folders: Sequence[StateFolder], clock: Callable[[], float] = time.monotonic) -> None:
-        self._folders, self._clock = folders, clock
+    def __init__(
+        self, folders: Sequence[StateFolder], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folders = folders
+        self._clock = clock
         self._looked_at = float("-inf")  # by the clock: the folders
         self._lock = asyncio.Lock()
         self._streams = 0
@@ -92,11 +104,14 @@ class Console:
     async def _events(self, _request: Request) -> Response:
         """Server-sent events: where all runs stand, now and whenever that has changed."""
         if self._streams >= _MOST_STREAMS:
-            raise RequestError(f"{self._streams} people look at this console already", "try again later", 503)
+            raise RequestError(
+                f"{self._streams} people look at this console already", "try again later", 503
+            )
         return Response(b"", kind=b"text/event-stream", headers=_FRESH, stream=self._stream())
 
     async def _stream(self) -> AsyncGenerator[bytes]:
-        sent, said_at = b"", self._clock()
+        sent = b""
+        said_at = self._clock()
         self._streams += 1
         try:
             while not self.closing:
@@ -105,7 +120,8 @@ class Console:
                     state = msgspec.json.encode(self._overview())
                 if state != sent:
                     yield b"data: " + state + b"\n\n"
-                    sent, said_at = state, self._clock()
+                    sent = state
+                    said_at = self._clock()
                 elif self._clock() - said_at > _HEARTBEAT:
                     yield b":\n\n"
                     said_at = self._clock()
@@ -116,13 +132,18 @@ class Console:
             self._streams -= 1
 
     def _overview(self) -> dict[str, Any]:
-        """All runs, the newest last; the newest of a folder is `running` while a process uses that."""
+        """All runs, the newest last; the newest of a folder is `running` while a process uses
+        that.
+        """
         runs = []
         for each in self._folders:
             is_used = disk.is_locked(each.folder)
             newest = next(reversed(each.runs), None)
             for id_, run in each.runs.items():
-                runs.append(run.overview() | {"folder": each.folder.name, "running": is_used and id_ == newest})
+                runs.append(
+                    run.overview()
+                    | {"folder": each.folder.name, "running": is_used and id_ == newest}
+                )
         return {"runs": sorted(runs, key=lambda run: run["begun"])}
 
     async def _run(self, request: Request) -> Response:
@@ -131,7 +152,8 @@ class Console:
         async with self._lock:
             await self._refresh()
             _, run = self._find(request)
-            return Response.json(run.since(int(since) if since.isdecimal() else 0), headers=_FRESH)
+            since_or_zero = int(since) if since.isdecimal() else 0
+            return Response.json(run.since(since_or_zero), headers=_FRESH)
 
     async def _act(self, request: Request) -> Response:
         """Have the coordinator pause, resume or abort its run, or drop a node."""
@@ -140,10 +162,17 @@ class Console:
             await self._refresh()
             folder, run = self._find(request)
         if run.about.kind == "vfl":
-            raise RequestError("sensors' runs are not operated from here", "stop the head itself, or a sensor", 409)
+            raise RequestError(
+                "sensors' runs are not operated from here", "stop the head itself, or a sensor", 409
+            )
         try:
             await asyncio.to_thread(
-                operator_actions.request, folder.folder, wanted.what, request.user, wanted.node, run.about.id
+                operator_actions.request,
+                folder.folder,
+                wanted.what,
+                request.user,
+                wanted.node,
+                run.about.id,
             )
         except UsageError as error:
             raise RequestError(error.what, error.remedy, 409) from error
@@ -153,7 +182,9 @@ class Console:
         for each in self._folders:
             if run := each.runs.get(request.names["id"]):
                 return each, run
-        raise RequestError("there is no such run here", "choose one of those that the page lists", 404)
+        raise RequestError(
+            "there is no such run here", "choose one of those that the page lists", 404
+        )
 
     async def _refresh(self) -> None:
         """Look at the folders again, if the last time was not just now."""
@@ -164,7 +195,8 @@ class Console:
                 await asyncio.to_thread(each.refresh)
             except OSError as error:
                 raise EdgeNodeError(
-                    f"{each.folder} cannot be read: {error.strerror}", "let this user read it, and reload the page"
+                    f"{each.folder} cannot be read: {error.strerror}",
+                    "let this user read it, and reload the page",
                 ) from error
         self._looked_at = self._clock()
 
@@ -174,8 +206,15 @@ async def _redirect(_request: Request) -> Response:
 
 
 def open_folder(folder: Path) -> StateFolder:
-    """A state folder of a coordinator or head. UsageError if it is none; EdgeNodeError if it cannot be read."""
-    opened = VflFolder(folder) if (folder / vfl_journal.Journal.FILE).exists() else FederationFolder(folder)
+    """A state folder of a coordinator or head.
+
+    UsageError if it is none; EdgeNodeError if it cannot be read.
+    """
+    opened = (
+        VflFolder(folder)
+        if (folder / vfl_journal.Journal.FILE).exists()
+        else FederationFolder(folder)
+    )
     opened.refresh()
     return opened
 
@@ -190,9 +229,11 @@ def serve(folders: Sequence[StateFolder], listener: socket.socket, access: Acces
 
 async def _serve(console: Console, listener: socket.socket, access: Access, logins: Logins) -> None:
     host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+    host_text = f"[{host}]" if ":" in host else host
+    url = f"http://{host_text}:{port}{PATH}"
     server = Server(
-        Router([*console.routes], access, logins), lambda: print(f"console {url}", file=sys.stderr, flush=True)
+        Router([*console.routes], access, logins),
+        lambda: print(f"console {url}", file=sys.stderr, flush=True),
     )
 
     def stop() -> None:

@@ -1,4 +1,6 @@
-"""Console beside a coordinator or head: a process of its own, which ends with that and never the other way round."""
+"""Console beside a coordinator or head: a process of its own,
+which ends with that and never the other way round.
+"""
 
 import subprocess
 import sys
@@ -17,7 +19,8 @@ _PATIENCE = 5.0  # seconds for it to end
 
 @contextmanager
 def console_beside(state: Path, address: str | None, report: Report) -> Iterator[None]:
-    """A console at [HOST:]PORT, if one is wanted, of a state folder that has a journal; port 0 takes a free one.
+    """A console at [HOST:]PORT, if one is wanted, of a state folder that has a journal;
+    port 0 takes a free one.
 
     Raises:
         UsageError: that is no address.
@@ -32,7 +35,14 @@ def console_beside(state: Path, address: str | None, report: Report) -> Iterator
     with listen(wanted, port) as listener, (state / LOG).open("ab") as log:
         host, port = listener.getsockname()[:2]
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.console.console", str(state), wanted, str(listener.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "trainer.console.console",
+                str(state),
+                wanted,
+                str(listener.fileno()),
+            ],
             pass_fds=(listener.fileno(),),
             stdin=subprocess.PIPE,
             stdout=log,
@@ -40,7 +50,8 @@ def console_beside(state: Path, address: str | None, report: Report) -> Iterator
             env=environment_without_secrets(),
             start_new_session=True,  # Ctrl-C is for the coordinator
         )
-    report(Note(text=f"console: http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"))
+    host_text = f"[{host}]" if ":" in host else host
+    report(Note(text=f"console: http://{host_text}:{port}{PATH}"))
     try:
         yield
     finally:
@@ -55,6 +66,7 @@ def _parse_address(given: str) -> tuple[str, int]:
     host, _, port = given.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise UsageError(
-            f"--http {given!r} is not [HOST:]PORT", "write for example --http 8090, or --http 0.0.0.0:8090"
+            f"--http {given!r} is not [HOST:]PORT",
+            "write for example --http 8090, or --http 0.0.0.0:8090",
         )
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,4 +1,6 @@
-"""State folder of a coordinator, followed as it grows: facts of its journal, and what else its log of events has."""
+"""State folder of a coordinator, followed as it grows: facts of its journal,
+and what else its log of events has.
+"""
 
 from datetime import datetime
 from pathlib import Path
@@ -13,13 +15,15 @@ from trainer.federation.server.operator_actions import ActionReader
 from trainer.federation.server.spec import flat_settings
 from trainer.methods import make
 
-_OWN = ("accuracy", "accuracy_all", "weight", "bytes", "offered", "counted")  # the page has words for these
+# the page has words for these
+_OWN = ("accuracy", "accuracy_all", "weight", "bytes", "offered", "counted")
 
 
 class FederationFolder:
     """The runs in a coordinator's state folder, the newest last.
 
-    Reading never waits for the coordinator, and keeps it waiting for less than a millisecond a round.
+    Reading never waits for the coordinator, and keeps it waiting for less than a millisecond a
+    round.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +32,8 @@ class FederationFolder:
         self.folder = folder
         self.runs: dict[str, RunHistory] = {}
         self._seen = (0, 0)  # of the journal: when it was changed, and how long it was
-        self._open: dict[str, int] = {}  # by run: the first round that may have changed since it was read
+        # by run: the first round that may have changed since it was read
+        self._open: dict[str, int] = {}
         self._log = LoggedEvents(folder)
         self._actions: dict[str, ActionReader] = {}  # by run
 
@@ -54,19 +59,26 @@ class FederationFolder:
                 continue
             self._read_rounds(run)
             run.ended = _seconds(record.ended) if record.ended else None
-            run.stage = record.outcome or ("open" if run.newest else "gathering")
+            if record.outcome:
+                run.stage = record.outcome
+            else:
+                run.stage = "open" if run.newest else "gathering"
             for node in sorted(record.finished - _done(run)):
                 run.set_status(node, "finished", run.ended or 0.0)
             run.touch()
         return True
 
     def _read_rounds(self, run: RunHistory) -> None:
-        for each in journal.rounds_since(self.folder, run.about.id, self._open.get(run.about.id, 0)):
+        for each in journal.rounds_since(
+            self.folder, run.about.id, self._open.get(run.about.id, 0)
+        ):
             row = run.row(each.round, _seconds(each.opened))
             row.closed = _seconds(each.closed) if each.closed else None
             if row.closed:
                 row.whole["seconds"] = round(row.closed - row.opened, 3)
-            for node, (weight, size) in sorted(each.contributions.items(), key=lambda each: natural_key(each[0])):
+            for node, (weight, size) in sorted(
+                each.contributions.items(), key=lambda each: natural_key(each[0])
+            ):
                 run.put(each.round, node, {"weight": weight, "bytes": size})
             self._open[run.about.id] = each.round
 
@@ -97,7 +109,9 @@ def _describe(record: journal.RunRecord) -> Description:
 
 
 def _measures(spec: Spec) -> tuple[Measure, ...]:
-    """What nodes may tell, in the order of the charts; of a method that this version has not, what all have."""
+    """What nodes may tell, in the order of the charts;
+    of a method that this version has not, what all have.
+    """
     try:
         method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     except UsageError:

@@ -39,8 +39,12 @@ class LoggedEvents:
         self._read += logged
 
     def apply(self, runs: Mapping[str, RunHistory]) -> bool:
-        """Add what was read to the runs; whether there was anything. Of a run that is not known nothing is told."""
-        logged, self._read = self._read, []
+        """Add what was read to the runs; whether there was anything.
+
+        Of a run that is not known nothing is told.
+        """
+        logged = self._read
+        self._read = []
         for time, event in ((each.time, each.event) for each in logged):
             if isinstance(event, Gathering):
                 self._run = event.run

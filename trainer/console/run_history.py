@@ -1,4 +1,5 @@
-"""History of one run as the console tells it: rounds with a value of each measure for each node, and messages.
+"""History of one run as the console tells it:
+rounds with a value of each measure for each node, and messages.
 
 It grows, and each change has a number: whoever has seen some of it asks for what is newer.
 """
@@ -20,7 +21,9 @@ Kind = Literal["error", "warning", "note"]
 
 
 class Measure(Struct, frozen=True):
-    """What is measured at each node in each round, or of each round as a whole, and how a chart explains it."""
+    """What is measured at each node in each round, or of each round as a whole,
+    and how a chart explains it.
+    """
 
     key: str
     title: str = ""  # empty: the page has words for it
@@ -38,7 +41,10 @@ class Message(Struct, frozen=True):
 
 
 class Row(Struct, array_like=True):
-    """One round. Times are seconds since 1970; values stand in the order of nodes, None where there is none."""
+    """One round.
+
+    Times are seconds since 1970; values stand in the order of nodes, None where there is none.
+    """
 
     round: int
     opened: float
@@ -97,7 +103,8 @@ class RunHistory:
     def row(self, round_: int, opened: float = 0.0) -> Row:
         """A round that is about to change."""
         self.touch()
-        self._changed[round_], self.newest = self.version, max(self.newest, round_)
+        self.newest = max(self.newest, round_)
+        self._changed[round_] = self.version
         row = self._rows.setdefault(round_, Row(round_, opened))
         row.opened = opened or row.opened
         return row
@@ -111,9 +118,12 @@ class RunHistory:
 
     def put(self, round_: int, node: str, values: Mapping[str, float]) -> None:
         """Note what was measured at a node in a round; what is no finite number is left out."""
-        position, row = self._position(node), self.row(round_)
+        position = self._position(node)
+        row = self.row(round_)
         for key, value in values.items():
-            if not isfinite(value) or (key not in self._measures and len(self._measures) >= MOST_MEASURES):
+            if not isfinite(value) or (
+                key not in self._measures and len(self._measures) >= MOST_MEASURES
+            ):
                 continue
             self._measures.setdefault(key, Measure(key, key))
             known = row.values.setdefault(key, [])
@@ -122,7 +132,8 @@ class RunHistory:
 
     def elapsed(self, round_: int, node: str, key: str, time: float) -> None:
         """Note how long after the round's opening a node had done something for the first time."""
-        row, position = self._rows.get(round_), self._position(node)
+        row = self._rows.get(round_)
+        position = self._position(node)
         if row is None or not row.opened:
             return
         if position >= len(known := row.values.get(key, [])) or known[position] is None:
@@ -133,7 +144,8 @@ class RunHistory:
         self._position(node)
         status = self.status[node]
         if status.doing not in (doing, "finished"):
-            status.doing, status.since = doing, time
+            status.doing = doing
+            status.since = time
         status.error = error or status.error
         self.touch()
 
@@ -147,16 +159,20 @@ class RunHistory:
         """Where the run stands, as values that JSON holds."""
         about = self.about
         return {
-            "id": about.id, "kind": about.kind, "federation": about.federation, "method": about.method,
-            "rounds": about.rounds, "places": about.places, "begun": self.begun, "ended": self.ended,
-            "stage": self.stage, "paused": self.paused, "held": self.held, "round": self.newest,
-            "version": self.version,
+            "id": about.id, "kind": about.kind, "federation": about.federation,
+            "method": about.method, "rounds": about.rounds, "places": about.places,
+            "begun": self.begun, "ended": self.ended, "stage": self.stage, "paused": self.paused,
+            "held": self.held, "round": self.newest, "version": self.version,
         }  # fmt: skip
 
     def since(self, version: int) -> dict[str, Any]:
-        """What is newer than this change: all of the nodes, and the rounds and messages that have changed."""
+        """What is newer than this change: all of the nodes,
+        and the rounds and messages that have changed.
+        """
         everything = not self._floor <= version <= self.version or not version
-        chosen: Iterable[int] = self._rows if everything else (n for n, at in self._changed.items() if at > version)
+        chosen: Iterable[int] = (
+            self._rows if everything else (n for n, at in self._changed.items() if at > version)
+        )
         return {
             **self.overview(),
             "settings": self.about.settings,

@@ -47,7 +47,12 @@ class VflFolder:
             run = self.runs.setdefault(record.spec.run, RunHistory(_describe(record)))
             for closed in journal.rounds_since(self.folder, run.about.id, run.newest + 1):
                 self._add(run, record.spec, closed)
-            run.stage = "finished" if record.ended else "open" if run.newest else "gathering"
+            if record.ended:
+                run.stage = "finished"
+            elif run.newest:
+                run.stage = "open"
+            else:
+                run.stage = "gathering"
             run.touch()
         return True
 
@@ -65,12 +70,15 @@ class VflFolder:
         row = run.row(closed.round, opened)
         row.closed = self._clocks[id_]
         judged = closed.validation
+        new_accuracy = judged.accuracy if judged else None
+        new_rmse = judged.rmse if judged else None
+        baseline = judged.baseline if judged else None
         found = {
             "loss": closed.loss,
             "rmse": closed.rmse,
-            "new_accuracy": judged.accuracy if judged else None,
-            "new_rmse": judged.rmse if judged else None,
-            "baseline": judged.baseline if judged else None,
+            "new_accuracy": new_accuracy,
+            "new_rmse": new_rmse,
+            "baseline": baseline,
             "seconds": closed.seconds,
         }
         row.whole |= {key: value for key, value in found.items() if value is not None}
@@ -78,7 +86,9 @@ class VflFolder:
             values = {"iterations": float(iterations)}
             if sensor in closed.collection:
                 training = iterations * closed.iteration[sensor]
-                values["latency"] = closed.collection[sensor] + closed.communication[sensor] + training
+                values["latency"] = (
+                    closed.collection[sensor] + closed.communication[sensor] + training
+                )
             run.put(closed.round, sensor, values)
 
 
@@ -92,11 +102,21 @@ def _describe(record: journal.RunRecord) -> Description:
         rounds=0,
         places=len(spec.sensors),
         settings={
-            "software": spec.software, "network": spec.network, "classes": len(spec.classes), "reading": spec.reading,
-            "labels": spec.labels, "policy": spec.policy, "iterations": spec.iterations, "absent": spec.absent,
-            "eta": spec.recipe.eta, "batches": spec.recipe.batches, "window.start": spec.window.start,
-            "window.chunk": spec.window.chunk, "window.size": spec.window.size, "seed": spec.seed,
+            "software": spec.software,
+            "network": spec.network,
+            "classes": len(spec.classes),
+            "reading": spec.reading,
+            "labels": spec.labels,
+            "policy": spec.policy,
+            "iterations": spec.iterations,
+            "absent": spec.absent,
+            "eta": spec.recipe.eta,
+            "batches": spec.recipe.batches,
+            "window.start": spec.window.start,
+            "window.chunk": spec.window.chunk,
+            "window.size": spec.window.size,
+            "seed": spec.seed,
         },
         measures=tuple(map(Measure, _MEASURES)),
         begun=record.begun,
-    )  # fmt: skip
+    )

@@ -1,7 +1,10 @@
-"""A plant's labelled images, from a folder for each class: catalogues, decoded images, held-out images, and folds."""
+"""A plant's labelled images, from a folder for each class: catalogues, decoded images,
+held-out images, and folds.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +38,8 @@ class LabelledImages(NamedTuple):
     digests: tuple[str, ...]
     paths: tuple[Path, ...]
     stem_output: np.ndarray | None = None  # float32 [n, ...], of a frozen stem, where that is known
-    groups: np.ndarray | None = None  # int64 [n]: equal for images that belong on one side; None: each on its own
+    # int64 [n]: equal for images that belong on one side; None: each on its own
+    groups: np.ndarray | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,13 +48,15 @@ class LabelledImages(NamedTuple):
 
     def take(self, index: np.ndarray) -> "LabelledImages":
         """The images at these positions."""
+        stem_output = None if self.stem_output is None else self.stem_output[index]
+        groups = None if self.groups is None else self.groups[index]
         return LabelledImages(
             self.images[index],
             self.labels[index],
             tuple(self.digests[i] for i in index),
             tuple(self.paths[i] for i in index),
-            None if self.stem_output is None else self.stem_output[index],
-            None if self.groups is None else self.groups[index],
+            stem_output,
+            groups,
         )
 
     @property
@@ -105,11 +111,12 @@ def scan_sources(folders: Sequence[Path], aliases: Mapping[str, str]) -> list[Ca
         aliases: from a source's name of a class to the common one.
 
     Raises:
-        UsageError: what is wrong with a folder; no source has a class of that name; or sources differ about an image.
+        UsageError: what is wrong with a folder; no source has a class of that name; or sources
+            differ about an image.
     """
     scanned = [scan_folder(folder) for folder in folders]
     sources = [Catalogue(make_catalogue(found.with_aliases(aliases)).entries) for found in scanned]
-    check_own_aliases(aliases, {name for found in scanned for name in found.names})
+    check_own_aliases(aliases, set(chain.from_iterable(found.names for found in scanned)))
     raise_errors(rules.check_sources([source.entries for source in sources]))
     return sources
 
@@ -126,7 +133,7 @@ def drop_duplicates(sources: Sequence[Catalogue]) -> list[Catalogue]:
 
 def merge(sources: Sequence[Catalogue]) -> Catalogue:
     """The images of all sources, each once."""
-    entries = [entry for source in drop_duplicates(sources) for entry in source.entries]
+    entries = list(chain.from_iterable(source.entries for source in drop_duplicates(sources)))
     return Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
 
 
@@ -136,13 +143,16 @@ def load(
     size: int,
     inspect: Callable[[Entry, Photo], None] = lambda *_: None,
 ) -> LabelledImages:
-    """Decode the images to size x size, passing each to `inspect` in its original size; labels index `classes`.
+    """Decode the images to size x size, passing each to `inspect` in its original size;
+    labels index `classes`.
 
     Raises:
-        UsageError: a folder is not a class of the federation, or images cannot be read; the message lists them.
+        UsageError: a folder is not a class of the federation, or images cannot be read; the message
+            lists them.
     """
     check_class_folders(catalogue.classes, classes)
-    images, unreadable = [], {}
+    images = []
+    unreadable = {}
     for entry, photo in decode_entries(catalogue.entries):
         if isinstance(photo, ImageError):
             unreadable[entry.path] = photo.what
@@ -158,13 +168,22 @@ def load(
     )
 
 
-def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages] | None:
-    """Training and held-out images, a `share` of each class but at least one, by whole groups; None if too few."""
-    labels, groups, group_of = images.labels, images.sets, _group_of(images)
-    left = Counter(label for positions in groups for label in {*labels[positions].tolist()})  # groups to train with
+def split_holdout(
+    images: LabelledImages, share: float, seed: int
+) -> tuple[LabelledImages, LabelledImages] | None:
+    """Training and held-out images, a `share` of each class but at least one,
+    by whole groups; None if too few.
+    """
+    labels = images.labels
+    groups = images.sets
+    group_of = _group_of(images)
+    # groups to train with
+    left = Counter(chain.from_iterable({*labels[positions].tolist()} for positions in groups))
     if not rules.has_enough_to_hold_out(left):
         return None
-    counts, held, out = Counter(labels.tolist()), Counter[int](), np.zeros(len(groups), bool)
+    counts = Counter(labels.tolist())
+    held = Counter[int]()
+    out = np.zeros(len(groups), bool)
 
     def hold_out(group: int) -> None:
         out[group] = True
@@ -194,21 +213,26 @@ def _leaves_some(sizes: Counter[int], left: Counter[int]) -> bool:
 
 
 def split_folds(images: LabelledImages, count: int, seed: int) -> list[np.ndarray]:
-    """Positions of the images in each of `count` stratified folds, groups whole; fewer folds if there are fewer groups.
+    """Positions of the images in each of `count` stratified folds, groups whole;
+    fewer folds if there are fewer groups.
 
     Images that are all of one group are on their own: nothing else could be judged by the others.
     """
     if len(images.sets) == 1:
         images = images._replace(groups=None)
-    groups, group_of = images.sets, _group_of(images)
+    groups = images.sets
+    group_of = _group_of(images)
     folds: list[list[int]] = [[] for _ in range(count)]
     of_class = [Counter[int]() for _ in range(count)]
     placed: set[int] = set()
     for position in np.concatenate(list(_shuffle_classes(images, seed))).tolist():
-        group, label = group_of[position], int(images.labels[position])
+        group = group_of[position]
+        label = int(images.labels[position])
         if group not in placed:
             placed.add(group)
-            fold = min(range(count), key=lambda each: (of_class[each][label], len(folds[each]), each))
+            fold = min(
+                range(count), key=lambda each: (of_class[each][label], len(folds[each]), each)
+            )
             folds[fold] += groups[group]
             of_class[fold].update(images.labels[groups[group]].tolist())
     return [np.sort(fold) for fold in folds if fold]

@@ -1,4 +1,6 @@
-"""Names of classes at different plants: aliases, and the class that an unknown name probably stands for."""
+"""Names of classes at different plants: aliases,
+and the class that an unknown name probably stands for.
+"""
 
 import difflib
 import re
@@ -14,8 +16,8 @@ from typing import NamedTuple
 from broker_config.protocol.errors import UsageError, suggest
 
 TERMS = Path(__file__).with_name("defect_terms.toml")
-# difflib's ratio from which two names are spelled alike, in their normal forms: "scrathces" has 0.80 to "scratches",
-# "patches" 0.67.
+# difflib's ratio from which two names are spelled alike, in their normal forms: "scrathces" has
+# 0.80 to "scratches", "patches" 0.67.
 _ALIKE = 0.78
 _TWO_LETTERS = {
     "ä": "ae",
@@ -39,7 +41,9 @@ class Proposal(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A name that is known for a class, in its normal form, and how a reason calls it; nothing for the class itself."""
+    """A name that is known for a class, in its normal form, and how a reason calls it;
+    nothing for the class itself.
+    """
 
     key: str
     class_name: str
@@ -66,20 +70,25 @@ def find_fault(aliases: Mapping[str, str], classes: Collection[str]) -> str:
     return ""
 
 
-def check_own_aliases(aliases: Mapping[str, str], folders: Collection[str], classes: Collection[str] = ()) -> None:
+def check_own_aliases(
+    aliases: Mapping[str, str], folders: Collection[str], classes: Collection[str] = ()
+) -> None:
     """Check a plant's aliases.
 
     Raises:
-        UsageError: no folder has an alias's name, or it stands for what is none of the `classes`, if there are any.
+        UsageError: no folder has an alias's name, or it stands for what is none of the `classes`,
+            if there are any.
     """
     for alias, name in aliases.items():
         if alias not in folders:
             raise UsageError(
-                f"--alias {alias}={name}: no class folder is called {alias!r}", suggest(alias, sorted(folders))
+                f"--alias {alias}={name}: no class folder is called {alias!r}",
+                suggest(alias, sorted(folders)),
             )
         if classes and name not in classes:
             raise UsageError(
-                f"--alias {alias}={name}: {name!r} is none of the federation's classes", suggest(name, classes)
+                f"--alias {alias}={name}: {name!r} is none of the federation's classes",
+                suggest(name, classes),
             )
 
 
@@ -107,12 +116,16 @@ def check_class_folders(
         proposals = propose_all(unknown, classes, aliases)
     named = ", ".join(map(repr, unknown))
     none = "is none" if len(unknown) == 1 else "are none"
-    guesses = "".join(
-        f"; {name + ' is ' if len(unknown) > 1 else ''}perhaps {format_proposal(proposals[name])}"
-        for name in unknown
-        if name in proposals
-    )
-    options = [f"{name}={proposals[name].class_name if name in proposals else 'CLASS'}" for name in unknown]
+    hints = []
+    for name in unknown:
+        if name in proposals:
+            subject = name + " is " if len(unknown) > 1 else ""
+            hints.append(f"; {subject}perhaps {format_proposal(proposals[name])}")
+    guesses = "".join(hints)
+    options = []
+    for name in unknown:
+        class_name = proposals[name].class_name if name in proposals else "CLASS"
+        options.append(f"{name}={class_name}")
     alias = " ".join(f"--alias {shlex.quote(option)}" for option in options)
     raise UsageError(
         f"{named} {none} of the federation's classes, which are {', '.join(classes)}{guesses}",
@@ -125,7 +138,9 @@ def format_proposal(proposal: Proposal) -> str:
     return f"{proposal.class_name} ({proposal.reason})"
 
 
-def propose_all(names: Iterable[str], classes: Sequence[str], aliases: Mapping[str, str] = {}) -> dict[str, Proposal]:
+def propose_all(
+    names: Iterable[str], classes: Sequence[str], aliases: Mapping[str, str] = {}
+) -> dict[str, Proposal]:
     """The first proposal for each of these names that has one."""
     found = {name: propose(name, classes, aliases) for name in names}
     return {name: proposals[0] for name, proposals in found.items() if proposals}
@@ -134,14 +149,18 @@ def propose_all(names: Iterable[str], classes: Sequence[str], aliases: Mapping[s
 def propose(name: str, classes: Sequence[str], aliases: Mapping[str, str] = {}) -> list[Proposal]:
     """The classes that a name may stand for, by the name alone; the order is that of the classes.
 
-    Names are compared in a normal form, without case, accents, plural and words such as "surface": with the classes,
-    their aliases, and the terms of TERMS for them in several languages. Equal ones come before those of which one
-    contains all words of the other, and these before those that are spelled alike. A name that is itself a term for
-    something else is not compared with terms so: a rolled pit is no pit, a shell (in German Schale) no scale.
+    Names are compared in a normal form, without case, accents, plural and words such as "surface":
+    with the classes, their aliases, and the terms of TERMS for them in several languages. Equal
+    ones come before those of which one contains all words of the other, and these before those that
+    are spelled alike. A name that is itself a term for something else is not compared with terms
+    so: a rolled pit is no pit, a shell (in German Schale) no scale.
     """
-    key, known = normalise(name), list(_vocabulary(classes, aliases))
-    words, is_term = set(key.split()), key in _terms()
-    ratios = {each: difflib.SequenceMatcher(None, key, each).ratio() for each in {each.key for each in known}}
+    key = normalise(name)
+    known = list(_vocabulary(classes, aliases))
+    words = set(key.split())
+    is_term = key in _terms()
+    keys = {each.key for each in known}
+    ratios = {each: difflib.SequenceMatcher(None, key, each).ratio() for each in keys}
     best = max(ratios.values(), default=0.0)
     kinds = (
         ("the same but for its spelling", [each for each in known if each.key == key]),
@@ -149,7 +168,10 @@ def propose(name: str, classes: Sequence[str], aliases: Mapping[str, str] = {}) 
             "one name has all words of the other",
             [each for each in known if _overlap(words, each) and not (is_term and each.called)],
         ),
-        ("spelled alike", [each for each in known if ratios[each.key] == best >= _ALIKE and not is_term]),
+        (
+            "spelled alike",
+            [each for each in known if ratios[each.key] == best >= _ALIKE and not is_term],
+        ),
     )
     for kind, fits in kinds:
         if fits:
@@ -161,7 +183,8 @@ def propose(name: str, classes: Sequence[str], aliases: Mapping[str, str] = {}) 
 def add_votes(
     candidates: Sequence[Proposal], votes: Counter[str], classes: Sequence[str], model: str
 ) -> Proposal | None:
-    """The best proposal, by names and by a model's votes on a folder's images; None if neither speaks for one.
+    """The best proposal, by names and by a model's votes on a folder's images;
+    None if neither speaks for one.
 
     Args:
         candidates: those by the name.
@@ -178,12 +201,16 @@ def add_votes(
     if most in by_name:
         return Proposal(most, f"{by_name[most]}; {looks} it to {model}")
     if candidates:
-        return Proposal(candidates[0].class_name, f"{candidates[0].reason}; but {looks} {most} to {model}")
+        return Proposal(
+            candidates[0].class_name, f"{candidates[0].reason}; but {looks} {most} to {model}"
+        )
     return Proposal(most, f"{looks} it to {model}")
 
 
 def _overlap(words: set[str], known: _Known) -> bool:
-    """Whether a folder's words are among a class's, or contain those of any name that is known for it."""
+    """Whether a folder's words are among a class's,
+    or contain those of any name that is known for it.
+    """
     others = set(known.key.split())
     return others <= words or (not known.called and words <= others)
 
@@ -195,21 +222,33 @@ def _reason(key: str, known: _Known, kind: str) -> str:
 
 
 def _vocabulary(classes: Sequence[str], aliases: Mapping[str, str]) -> Iterator[_Known]:
-    """The names that are known for classes: their own, their aliases, and the terms for what they are."""
+    """The names that are known for classes: their own, their aliases,
+    and the terms for what they are.
+    """
     for name in classes:
         key = normalise(name)
         yield _Known(key, name)
-        yield from (_Known(normalise(alias), name, alias, "its alias") for alias, of in aliases.items() if of == name)
+        yield from (
+            _Known(normalise(alias), name, alias, "its alias")
+            for alias, of in aliases.items()
+            if of == name
+        )
         same = _terms().get(key, ())
         languages = {term.language for term in same}
         for concept in dict.fromkeys(term.concept for term in same):
             for term in _concepts()[concept]:
-                called = "another word for it" if term.language in languages else f"{term.language} for it"
+                called = (
+                    "another word for it"
+                    if term.language in languages
+                    else f"{term.language} for it"
+                )
                 yield _Known(term.key, name, term.text, called)
 
 
 def normalise(name: str) -> str:
-    """The normal form of a name: its words in lower case and singular, without accents, numbers and fillers."""
+    """The normal form of a name: its words in lower case and singular, without accents,
+    numbers and fillers.
+    """
     every = _words(name)
     fillers = _fillers()
     return " ".join([word for word in every if word not in fillers] or every)
@@ -217,44 +256,62 @@ def normalise(name: str) -> str:
 
 def _words(name: str) -> list[str]:
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
-    lower = "".join(_TWO_LETTERS.get(letter, letter) for letter in unicodedata.normalize("NFC", parted).casefold())
-    plain = "".join(each for each in unicodedata.normalize("NFKD", lower) if not unicodedata.combining(each))
+    lower = "".join(
+        _TWO_LETTERS.get(letter, letter)
+        for letter in unicodedata.normalize("NFC", parted).casefold()
+    )
+    plain = "".join(
+        each for each in unicodedata.normalize("NFKD", lower) if not unicodedata.combining(each)
+    )
     words = re.split(r"[\W_]+", plain)
     return [_singular(word) for word in words if word and not word.isdigit()] or [plain]
 
 
 def _singular(word: str) -> str:
-    """Without a plural's ending, as in English and, roughly, in the languages that form it with s."""
+    """Without a plural's ending, as in English and, roughly,
+    in the languages that form it with s.
+    """
     if word.endswith("ies") and len(word) > 4:
         return word[:-3] + "y"
     if word.endswith(("ches", "shes", "xes", "sses")):
         return word[:-2]
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
+    return (
+        word[:-1]
+        if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+        else word
+    )
 
 
 @cache
 def _file() -> Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]:
-    content: dict[str, dict[str, dict[str, list[str]]]] = tomllib.loads(TERMS.read_text(encoding="utf-8"))
+    content: dict[str, dict[str, dict[str, list[str]]]] = tomllib.loads(
+        TERMS.read_text(encoding="utf-8")
+    )
     return content
 
 
 @cache
 def _fillers() -> frozenset[str]:
-    return frozenset(word for words in _file()["fillers"].values() for each in words for word in _words(str(each)))
+    fillers = []
+    for words in _file()["fillers"].values():
+        for each in words:
+            for word in _words(str(each)):
+                fillers.append(word)
+    return frozenset(fillers)
 
 
 @cache
 def _concepts() -> Mapping[str, Sequence[_Term]]:
     """The terms of each concept."""
     languages = _file()["languages"]
-    return {
-        concept: [
-            _Term(normalise(text), text, concept, str(languages[language]))
-            for language, texts in terms.items()
-            for text in texts
-        ]
-        for concept, terms in _file()["concepts"].items()
-    }
+    concepts = {}
+    for concept, terms in _file()["concepts"].items():
+        made = []
+        for language, texts in terms.items():
+            for text in texts:
+                made.append(_Term(normalise(text), text, concept, str(languages[language])))
+        concepts[concept] = made
+    return concepts
 
 
 @cache

@@ -1,6 +1,8 @@
-"""NASA's C-MAPSS turbofan engines (set FD002 in the paper): their files as arrays, and as CSV of sensors and head.
+"""NASA's C-MAPSS turbofan engines (set FD002 in the paper): their files as arrays,
+and as CSV of sensors and head.
 
-A product is a row: one flight of one engine. Its class is the remaining useful life in flights, at most 130.
+A product is a row: one flight of one engine. Its class is the remaining useful life in flights, at
+most 130.
 """
 
 import csv
@@ -18,7 +20,8 @@ LIFE = 130  # flights; more count as these
 CLASSES = tuple(str(life) for life in range(LIFE + 1))
 SETTINGS = tuple(f"setting_{n}" for n in range(1, 4))
 COLUMNS = SETTINGS + tuple(f"sensor_{n}" for n in range(1, 22))
-SENSORS = {"first": COLUMNS[:12], "second": COLUMNS[12:]}  # the paper does not say which sensor sees which columns
+# the paper does not say which sensor sees which columns
+SENSORS = {"first": COLUMNS[:12], "second": COLUMNS[12:]}
 
 
 class Engines(NamedTuple):
@@ -36,7 +39,9 @@ class Engines(NamedTuple):
     def samples(self, rows: NDArray[np.int64], columns: Sequence[str]) -> NDArray[np.float32]:
         """What `Samples` makes of these rows, float32 [N, columns, CYCLES]; not scaled."""
         chosen = self.values[:, [COLUMNS.index(column) for column in columns]]
-        return np.ascontiguousarray(chosen[rows[:, None] + np.arange(1 - CYCLES, 1)].transpose(0, 2, 1))
+        return np.ascontiguousarray(
+            chosen[rows[:, None] + np.arange(1 - CYCLES, 1)].transpose(0, 2, 1)
+        )
 
 
 def load_engines(path: Path, lives: Path | None = None) -> Engines:
@@ -55,9 +60,14 @@ def load_engines(path: Path, lives: Path | None = None) -> Engines:
             f"{path} has {table.shape[1]} columns, C-MAPSS {2 + len(COLUMNS)}",
             "pass train_FD002.txt as NASA publishes it, or its .gz",
         )
-    engine, cycle = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
+    engine = table[:, 0].astype(np.int64)
+    cycle = table[:, 1].astype(np.int64)
     names, last = np.unique(engine[::-1], return_index=True)
-    remaining = np.zeros(len(names), np.int64) if lives is None else _read_table(lives)[:, 0].astype(np.int64)
+    remaining = (
+        np.zeros(len(names), np.int64)
+        if lives is None
+        else _read_table(lives)[:, 0].astype(np.int64)
+    )
     if len(remaining) != len(names):
         raise UsageError(
             f"{lives} has lives of {len(remaining)} engines, {path} has {len(names)} engines",
@@ -74,17 +84,22 @@ def _read_table(path: Path) -> NDArray[np.float64]:
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}", "pass the path of a C-MAPSS file") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no C-MAPSS file: {error}", "pass numbers between spaces, as published") from None
+        raise UsageError(
+            f"{path} is no C-MAPSS file: {error}", "pass numbers between spaces, as published"
+        ) from None
 
 
 def convert_to_csv(path: Path, folder: Path, lives: Path | None = None) -> None:
-    """Write `SENSOR.csv` of each of SENSORS and `labels.csv`, the files of sensors and head, in the order of `path`.
+    """Write `SENSOR.csv` of each of SENSORS and `labels.csv`, the files of sensors and head,
+    in the order of `path`.
 
     Each has the settings, which say the operating condition (`vfl join --condition`).
     """
     engines = load_engines(path, lives)
     folder.mkdir(parents=True, exist_ok=True)
-    products = [f"e{engine}c{cycle}" for engine, cycle in zip(engines.engine, engines.cycle, strict=True)]
+    products = [
+        f"e{engine}c{cycle}" for engine, cycle in zip(engines.engine, engines.cycle, strict=True)
+    ]
     for name, columns in SENSORS.items():
         header = list(dict.fromkeys((*columns, *SETTINGS)))
         chosen = engines.values[:, [COLUMNS.index(column) for column in header]]

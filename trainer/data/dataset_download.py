@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath, PurePosixPath
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage.disk import writing
@@ -31,8 +38,16 @@ TrackChunks = Callable[[Iterable[bytes], int], Iterable[bytes]]
 @contextmanager
 def show_progress(console: Console) -> Iterator[TrackChunks]:
     """A progress bar, in a terminal."""
-    columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (
+        TextColumn("downloading"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
 
         def watch(chunks: Iterable[bytes], total: int) -> Iterator[bytes]:
             task = progress.add_task("", total=total or None)
@@ -46,8 +61,8 @@ def show_progress(console: Console) -> Iterator[TrackChunks]:
 def fetch_dataset(dataset: Dataset, origin: str, out: Path, watch: TrackChunks) -> Comparison:
     """Lay the data set out as class folders in `out`.
 
-    A download from the data set's own address must match it, or nothing is kept. What the user supplies (`origin`) is
-    laid out as it is, and compared.
+    A download from the data set's own address must match it, or nothing is kept. What the user
+    supplies (`origin`) is laid out as it is, and compared.
 
     Args:
         dataset: which.
@@ -59,7 +74,9 @@ def fetch_dataset(dataset: Dataset, origin: str, out: Path, watch: TrackChunks) 
         EdgeNodeError: it cannot be downloaded, or does not match; nothing is left in `out`.
     """
     if not (origin or dataset.archive):
-        raise UsageError(f"{dataset.name} cannot be downloaded without a login", _manual_remedy(dataset))
+        raise UsageError(
+            f"{dataset.name} cannot be downloaded without a login", _manual_remedy(dataset)
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an empty folder", "name a folder that does not exist yet")
     with writing(out):
@@ -75,7 +92,8 @@ def fetch_dataset(dataset: Dataset, origin: str, out: Path, watch: TrackChunks) 
             outcome = compare_folder(dataset, laid)
             if outcome.differences and not origin:
                 raise EdgeNodeError(
-                    f"what {dataset.archive} holds is not {dataset.name}: {'; '.join(outcome.differences)}",
+                    f"what {dataset.archive} holds is not {dataset.name}: "
+                    f"{'; '.join(outcome.differences)}",
                     f"it may have changed; {_manual_remedy(dataset)}",
                 )
             laid.replace(out)
@@ -104,7 +122,8 @@ def _locate(dataset: Dataset, origin: str, target: Path, watch: TrackChunks) -> 
 def _download(dataset: Dataset, url: str, watch: TrackChunks) -> Iterator[bytes]:
     done = 0
     try:
-        request = urllib.request.Request(url, headers={"User-Agent": "edge-node"})  # noqa: S310 (http or https)
+        # Http or https
+        request = urllib.request.Request(url, headers={"User-Agent": "edge-node"})  # noqa: S310
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:  # noqa: S310
             total = response.length or 0
             for chunk in watch(iter(lambda: response.read(_CHUNK), b""), total):
@@ -113,11 +132,13 @@ def _download(dataset: Dataset, url: str, watch: TrackChunks) -> Iterator[bytes]
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if type(error) is urllib.error.URLError else error
         raise EdgeNodeError(
-            f"{url} cannot be downloaded: {reason}", f"try again with internet access; or {_manual_remedy(dataset)}"
+            f"{url} cannot be downloaded: {reason}",
+            f"try again with internet access; or {_manual_remedy(dataset)}",
         ) from error
     if done < total:
         raise EdgeNodeError(
-            f"{url} ended after {done:,} of {total:,} bytes", f"try again; or {_manual_remedy(dataset)}"
+            f"{url} ended after {done:,} of {total:,} bytes",
+            f"try again; or {_manual_remedy(dataset)}",
         )
 
 
@@ -126,7 +147,8 @@ def _check_md5(dataset: Dataset, file: Path) -> None:
         found = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != dataset.md5:
         raise EdgeNodeError(
-            f"{dataset.archive} is not the file that it should be: its MD5 is {found}, not {dataset.md5}",
+            f"{dataset.archive} is not the file that it should be: its MD5 is {found}, not "
+            f"{dataset.md5}",
             f"try again; or {_manual_remedy(dataset)}",
         )
 
@@ -139,7 +161,10 @@ def _read_folder(folder: Path) -> Iterator[tuple[PurePath, bytes]]:
 
 
 def _read_archive(file: Path, named: str) -> Iterator[tuple[PurePath, bytes]]:
-    """The images in a ZIP file. Its paths are never written to: only folder names that are known classes are used."""
+    """The images in a ZIP file.
+
+    Its paths are never written to: only folder names that are known classes are used.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
@@ -149,7 +174,8 @@ def _read_archive(file: Path, named: str) -> Iterator[tuple[PurePath, bytes]]:
                         yield path, content.read(MAX_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise UsageError(
-            f"{named} is not a whole ZIP file: {error}", "download it again, or unpack it and pass the folder"
+            f"{named} is not a whole ZIP file: {error}",
+            "download it again, or unpack it and pass the folder",
         ) from error
 
 
@@ -157,8 +183,12 @@ def _is_image(path: PurePath) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def _lay_out(dataset: Dataset, files: Iterable[tuple[PurePath, bytes]], out: Path, origin: str) -> int:
-    """Write the images to OUT/CLASS/NAME; return the number left out, since they are in no class or in two."""
+def _lay_out(
+    dataset: Dataset, files: Iterable[tuple[PurePath, bytes]], out: Path, origin: str
+) -> int:
+    """Write the images to OUT/CLASS/NAME; return the number left out,
+    since they are in no class or in two.
+    """
     written: dict[str, list[Path]] = defaultdict(list)
     left_out = 0
     for path, content in files:
@@ -175,7 +205,8 @@ def _lay_out(dataset: Dataset, files: Iterable[tuple[PurePath, bytes]], out: Pat
     if not written:
         raise UsageError(
             f"there are no images of {dataset.name} in {origin}",
-            f"its classes are {', '.join(dataset.classes)}: folders are named so, or files like crazing_1.jpg",
+            f"its classes are {', '.join(dataset.classes)}: folders are named so, or files like "
+            "crazing_1.jpg",
         )
     for targets in written.values():
         if len({target.parent for target in targets}) > 1:

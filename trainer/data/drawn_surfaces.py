@@ -1,4 +1,5 @@
-"""Surfaces drawn from a seed: rolled metal with one kind of defect or none, as several plants' cameras would see it.
+"""Surfaces drawn from a seed: rolled metal with one kind of defect or none,
+as several plants' cameras would see it.
 
 The rolling direction is upright. Lengths are shares of the image, amplitudes are gray values.
 """
@@ -76,7 +77,9 @@ def draw_images(labels: np.ndarray, size: int, seed: int, plant: int = 0) -> np.
 
 
 def write_plant(folder: Path, per_class: int, size: int, seed: int, plant: int) -> None:
-    """Write `per_class` images of each class, as plant number `plant` sees them, to `folder/CLASS/PLANT-NUMBER.png`."""
+    """Write `per_class` images of each class, as plant number `plant` sees them, to
+    `folder/CLASS/PLANT-NUMBER.png`.
+    """
     images = draw_images(np.repeat(np.arange(len(CLASSES)), per_class), size, seed, plant)
     for index, image in enumerate(images[..., 0]):
         target = folder / CLASSES[index // per_class] / f"{plant}-{index % per_class:04d}.png"
@@ -84,8 +87,11 @@ def write_plant(folder: Path, per_class: int, size: int, seed: int, plant: int) 
         Image.fromarray(image).save(target)
 
 
-def write_plants(out: Path, plants: int, per_class: int, size: int, seed: int, report: Report) -> int:
-    """Write `out/plant-1/CLASS/*.png` and so on, and `out/contact-sheet.png`; returns the number of images.
+def write_plants(
+    out: Path, plants: int, per_class: int, size: int, seed: int, report: Report
+) -> int:
+    """Write `out/plant-1/CLASS/*.png` and so on, and `out/contact-sheet.png`;
+    returns the number of images.
 
     Raises:
         UsageError: `out` holds something already.
@@ -105,9 +111,9 @@ def write_plants(out: Path, plants: int, per_class: int, size: int, seed: int, r
 def draw_contact_sheet(seed: int, plants: int, size: int, per_class: int = 2) -> Image.Image:
     """A row for each class, `per_class` images for each plant side by side."""
     columns = [
-        draw_images(np.repeat(np.arange(len(CLASSES)), per_class), size, seed, plant)[..., 0].reshape(
-            -1, per_class, size, size
-        )
+        draw_images(np.repeat(np.arange(len(CLASSES)), per_class), size, seed, plant)[
+            ..., 0
+        ].reshape(-1, per_class, size, size)
         for plant in range(plants)
     ]
     rows = np.concatenate(columns, 1).transpose(0, 2, 1, 3)
@@ -120,8 +126,13 @@ def draw_contact_sheet(seed: int, plants: int, size: int, per_class: int = 2) ->
 def _draw_sheets(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     """Bare sheets float32 [n, S, S] in the plant's light, without its brightness."""
     y, x = _make_positions(size)
-    varied = random.uniform(0.6, 1.4, (6, count, 1, 1)).astype(np.float32)  # from one photograph to the next
-    sheet = style.grain * varied[0] * draw_field(random, count, size, style.grain_length, style.grain_width)
+    # from one photograph to the next
+    varied = random.uniform(0.6, 1.4, (6, count, 1, 1)).astype(np.float32)
+    sheet = (
+        style.grain
+        * varied[0]
+        * draw_field(random, count, size, style.grain_length, style.grain_width)
+    )
     sheet += style.mottle * varied[1] * draw_field(random, count, size, 0.12, 0.08)
     sheet += style.stripes * varied[2] * _draw_stripes(random, count, size)
     sheet += style.light[0] * varied[3] * y + style.light[1] * varied[4] * x
@@ -129,12 +140,16 @@ def _draw_sheets(random: Random, style: Style, count: int, size: int) -> np.ndar
     return np.asarray(sheet)
 
 
-def draw_photographs(random: Random, style: Style, count: int, size: int, defect: "Defect") -> np.ndarray:
+def draw_photographs(
+    random: Random, style: Style, count: int, size: int, defect: "Defect"
+) -> np.ndarray:
     """Gray images uint8 [n, S, S] of sheets that have this defect."""
     sheet = _draw_sheets(random, style, count, size)
     severity = style.severity * random.uniform(0.6, 1.3, (count, 1, 1)).astype(np.float32)
     brightness = random.normal(style.brightness, 10, (count, 1, 1)).astype(np.float32)
-    seen = brightness + style.contrast * _blur(sheet + severity * defect(random, style, count, size), style.blur)
+    seen = brightness + style.contrast * _blur(
+        sheet + severity * defect(random, style, count, size), style.blur
+    )
     seen += style.noise * random.standard_normal(seen.shape, np.float32)
     return seen.clip(0, 255).astype(np.uint8)
 
@@ -160,12 +175,18 @@ def _make_positions(size: int) -> tuple[np.ndarray, np.ndarray]:
 @cache
 def _make_frequencies(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Of rfft2, in periods an image: down [S, 1] and right [1, S // 2 + 1]."""
-    down, right = np.fft.fftfreq(size, 1 / size), np.fft.rfftfreq(size, 1 / size)
+    down = np.fft.fftfreq(size, 1 / size)
+    right = np.fft.rfftfreq(size, 1 / size)
     return down.astype(np.float32)[:, None], right.astype(np.float32)[None]
 
 
 def draw_field(
-    random: Random, count: int, size: int, height: float, width: float, slant: float | np.ndarray = 0.0
+    random: Random,
+    count: int,
+    size: int,
+    height: float,
+    width: float,
+    slant: float | np.ndarray = 0.0,
 ) -> np.ndarray:
     """Gaussian noise float32 [n, S, S] smoothed over a height and a width, mean 0 and deviation 1.
 
@@ -173,10 +194,15 @@ def draw_field(
     """
     down, right = _make_frequencies(size)
     if np.any(slant):
-        cosine, sine = np.cos(slant, dtype=np.float32), np.sin(slant, dtype=np.float32)
-        down, right = down * cosine - right * sine, down * sine + right * cosine
+        cosine = np.cos(slant, dtype=np.float32)
+        sine = np.sin(slant, dtype=np.float32)
+        turned = down * cosine - right * sine
+        right = down * sine + right * cosine
+        down = turned
     smooth = np.exp(np.float32(-2 * np.pi**2) * ((down * height) ** 2 + (right * width) ** 2))
-    noise = random.standard_normal((count, size, size // 2 + 1, 2), np.float32).view(np.complex64)[..., 0]
+    noise = random.standard_normal((count, size, size // 2 + 1, 2), np.float32).view(np.complex64)[
+        ..., 0
+    ]
     noise *= smooth
     noise[:, 0, 0] = 0
     field = np.fft.irfft2(noise, (size, size))
@@ -245,8 +271,12 @@ def _patches(random: Random, style: Style, count: int, size: int) -> np.ndarray:
     blotches = draw_field(random, count, size, 0.11 * s, 0.08 * s) + edge
     over = blotches - _draw_threshold(random, blotches, 0.8, 2.6 + 0.5 * style.density)
     rim = np.exp(-(((over - 0.1) / 0.15) ** 2))
-    crumbs = draw_field(random, count, size, 0.009, 0.011) + 1.2 * draw_field(random, count, size, 0.12, 0.12)
-    return np.asarray(-(65 + 60 * edge) * soft_step(over, 14) - 18 * rim - 60 * soft_step(crumbs - 3.6, 8))
+    crumbs = draw_field(random, count, size, 0.009, 0.011) + 1.2 * draw_field(
+        random, count, size, 0.12, 0.12
+    )
+    return np.asarray(
+        -(65 + 60 * edge) * soft_step(over, 14) - 18 * rim - 60 * soft_step(crumbs - 3.6, 8)
+    )
 
 
 def _pitted_surface(random: Random, style: Style, count: int, size: int) -> np.ndarray:
@@ -260,7 +290,9 @@ def _pitted_surface(random: Random, style: Style, count: int, size: int) -> np.n
 
 
 def _rolled_in_scale(random: Random, style: Style, count: int, size: int) -> np.ndarray:
-    """Scale pressed into a clouded sheet: short dark flakes with bright flanks, across the rolling direction."""
+    """Scale pressed into a clouded sheet: short dark flakes with bright flanks,
+    across the rolling direction.
+    """
     s = style.scale
     slant = random.normal(0.25, 0.15, (count, 1, 1))
     flakes = draw_field(random, count, size, 0.009 * s, 0.024 * s, slant) + 0.6 * draw_field(
@@ -288,11 +320,15 @@ def _scratches(random: Random, style: Style, count: int, size: int) -> np.ndarra
 
 
 def _draw_stroke(random: Random, style: Style, count: int) -> tuple[np.ndarray, ...]:
-    """Of a line an image, each [n, 1, 1]: centre, angle to the rolling direction, half length and width, tone, dark."""
+    """Of a line an image, each [n, 1, 1]: centre, angle to the rolling direction,
+    half length and width, tone, dark.
+    """
     across = random.random(count) < 0.12
     drawn = (
         *random.uniform(-0.4, 0.4, (2, count)),
-        np.where(across, random.uniform(-np.pi / 2, np.pi / 2, count), random.normal(0, 0.06, count)),
+        np.where(
+            across, random.uniform(-np.pi / 2, np.pi / 2, count), random.normal(0, 0.06, count)
+        ),
         random.uniform(0.12, 0.8, count),
         style.scale * 0.003 * np.exp(random.exponential(0.7, count)),
         random.uniform(40, 110, count),

@@ -1,6 +1,7 @@
 """Image files below a folder with one folder for each class: what is there, without judging it.
 
-Images are ordered by the SHA-256 of their bytes, so that names, file types and folder order never reach training.
+Images are ordered by the SHA-256 of their bytes, so that names, file types and folder order never
+reach training.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
 from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, drop_annotated, read_image
 
-_HELD_OUT = {"test", "held-out", "held_out", "holdout", "val", "valid", "validation"}  # names of folders
+# names of folders
+_HELD_OUT = {"test", "held-out", "held_out", "holdout", "val", "valid", "validation"}
 
 
 class Entry(NamedTuple):
@@ -29,7 +31,8 @@ class FolderScan(NamedTuple):
     """The files of a class-folder tree."""
 
     folder: Path
-    groups: tuple[tuple[Entry, ...], ...]  # images, ordered by digest; those of a group are identical
+    # images, ordered by digest; those of a group are identical
+    groups: tuple[tuple[Entry, ...], ...]
     unreadable: dict[Path, str]  # with the reason
     loose: list[Path]  # images in no class folder
     nested: list[Path]  # images in folders inside class folders
@@ -44,14 +47,20 @@ class FolderScan(NamedTuple):
     @property
     def names(self) -> set[str]:
         """The names of the folders with images in them."""
-        return {entry.path.parent.name for group in self.groups for entry in group}
+        return {entry.path.parent.name for entry in itertools.chain.from_iterable(self.groups)}
 
     def with_aliases(self, aliases: Mapping[str, str]) -> "FolderScan":
-        """The same files, those in a folder that is called by an alias of a class as that class's."""
-        groups = [
-            tuple(entry._replace(class_name=aliases.get(entry.class_name, entry.class_name)) for entry in group)
-            for group in self.groups
-        ]
+        """The same files, those in a folder that is called by an alias of a class as that
+        class's.
+        """
+        groups = []
+        for group in self.groups:
+            groups.append(
+                tuple(
+                    entry._replace(class_name=aliases.get(entry.class_name, entry.class_name))
+                    for entry in group
+                )
+            )
         return self._replace(groups=tuple(groups))
 
 
@@ -62,15 +71,16 @@ def scan_folder(folder: Path) -> FolderScan:
         UsageError: there is no such folder.
     """
     if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist",
-            "pass a folder with one folder of images for each class",
-        )
+        folder_text = f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist"
+        raise UsageError(folder_text, "pass a folder with one folder of images for each class")
     groups: dict[str, list[Entry]] = defaultdict(list)
     unreadable: dict[Path, str] = {}
     found = [_find_images(folder, pattern) for pattern in ("*/*", "*.*", "*/*/**/*")]
     kept = {*drop_annotated(itertools.chain(*found))}
-    images, loose, nested = ([path for path in paths if path in kept] for paths in found)
+    kept_paths = []
+    for paths in found:
+        kept_paths.append([path for path in paths if path in kept])
+    images, loose, nested = kept_paths
     for path in images:
         try:
             with disk.open_regular(path) as file:
@@ -79,7 +89,11 @@ def scan_folder(folder: Path) -> FolderScan:
             unreadable[path] = f"{path} cannot be read: {error.strerror}"
         else:
             groups[digest].append(Entry(path, path.parent.name, digest))
-    files = [path for path in sorted(folder.glob("*/*")) if path.is_file() and not _is_hidden(path, folder)]
+    files = [
+        path
+        for path in sorted(folder.glob("*/*"))
+        if path.is_file() and not _is_hidden(path, folder)
+    ]
     return FolderScan(
         folder,
         tuple(tuple(groups[digest]) for digest in sorted(groups)),
@@ -108,7 +122,9 @@ def decode_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Photo | Im
 def _find_images(folder: Path, pattern: str, *, hidden: bool = False) -> list[Path]:
     """The image files below the folder that fit a pattern."""
     return sorted(
-        path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and _is_hidden(path, folder) == hidden
+        path
+        for path in folder.glob(pattern)
+        if path.suffix.lower() in SUFFIXES and _is_hidden(path, folder) == hidden
     )
 
 

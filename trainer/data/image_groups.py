@@ -1,4 +1,6 @@
-"""Groups of images that belong on one side, training or held out: equal pixels, look-alikes, and what the user says."""
+"""Groups of images that belong on one side, training or held out: equal pixels, look-alikes,
+and what the user says.
+"""
 
 import csv
 import re
@@ -17,8 +19,8 @@ from trainer.data.folder_scan import Entry, decode_entries
 
 _COLUMNS = ("file", "group")
 _HELP = (
-    "pass a regular expression on file names, whose parentheses (else the whole match) name the group, as in "
-    "--group '^(.*)_[0-9]+[.]'; or a CSV file with the columns file,group"
+    "pass a regular expression on file names, whose parentheses (else the whole match) name the "
+    "group, as in --group '^(.*)_[0-9]+[.]'; or a CSV file with the columns file,group"
 )
 
 
@@ -38,7 +40,9 @@ class Groups(NamedTuple):
 
 
 def unite(count: int, links: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Number int64 [count] the sets that links between positions make, in order of first occurrence."""
+    """Number int64 [count] the sets that links between positions make,
+    in order of first occurrence.
+    """
     parents = list(range(count))
 
     def find(position: int) -> int:
@@ -50,7 +54,9 @@ def unite(count: int, links: Iterable[tuple[int, int]]) -> np.ndarray:
         first, second = sorted((find(one), find(other)))
         parents[second] = first
     numbers: dict[int, int] = {}
-    return np.array([numbers.setdefault(find(position), len(numbers)) for position in range(count)], np.int64)
+    return np.array(
+        [numbers.setdefault(find(position), len(numbers)) for position in range(count)], np.int64
+    )
 
 
 def group_images(facts: Sequence[ImageFacts], keys: Mapping[Path, str]) -> Groups:
@@ -67,7 +73,8 @@ def group_images(facts: Sequence[ImageFacts], keys: Mapping[Path, str]) -> Group
 
 def group_entries(entries: Sequence[Entry], keys: Mapping[Path, str]) -> dict[str, int]:
     """The group of each image by its digest; images that cannot be read have none."""
-    facts, digests = [], []
+    facts = []
+    digests = []
     for entry, photo in decode_entries(entries):
         if not isinstance(photo, ImageError):
             facts.append(measure_image(entry, photo))
@@ -85,10 +92,15 @@ def read_keys(given: str, entries: Sequence[Entry]) -> dict[Path, str]:
     Raises:
         UsageError: what is wrong with either.
     """
-    keys = _read_table(Path(given), entries) if given.lower().endswith(".csv") else _match_names(given, entries)
+    keys = (
+        _read_table(Path(given), entries)
+        if given.lower().endswith(".csv")
+        else _match_names(given, entries)
+    )
     if len(entries) > 1 and len(keys) == len(entries) and len(set(keys.values())) == 1:
         raise UsageError(
-            f"--group {given!r} puts all {len(entries)} images into one group, {next(iter(keys.values()))!r}",
+            f"--group {given!r} puts all {len(entries)} images into one group, "
+            f"{next(iter(keys.values()))!r}",
             f"nothing would be left to hold out; {_HELP}",
         )
     return keys
@@ -106,7 +118,9 @@ def _match_names(pattern: str, entries: Sequence[Entry]) -> dict[Path, str]:
             keys[entry.path] = "|".join(part or "" for part in parts)
     if not keys:
         raise UsageError(
-            f"--group {pattern!r} matches none of {len(entries)} file names, such as {entries[0].path.name}", _HELP
+            f"--group {pattern!r} matches none of {len(entries)} file names, such as "
+            f"{entries[0].path.name}",
+            _HELP,
         )
     return keys
 
@@ -117,16 +131,22 @@ def _read_table(file: Path, entries: Sequence[Entry]) -> dict[Path, str]:
             rows = csv.DictReader(text)
             if lacking := [name for name in _COLUMNS if name not in (rows.fieldnames or ())]:
                 raise UsageError(
-                    f"{file} lacks the column {lacking[0]}", f"write {','.join(_COLUMNS)} as its first line"
+                    f"{file} lacks the column {lacking[0]}",
+                    f"write {','.join(_COLUMNS)} as its first line",
                 )
             said = [
-                (rows.line_num, str(row["file"] or "").strip().replace("\\", "/"), str(row["group"] or "").strip())
+                (
+                    rows.line_num,
+                    str(row["file"] or "").strip().replace("\\", "/"),
+                    str(row["group"] or "").strip(),
+                )
                 for row in rows
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{file} cannot be read: {reason}", "pass a CSV file in UTF-8 with the columns file,group"
+            f"{file} cannot be read: {reason}",
+            "pass a CSV file in UTF-8 with the columns file,group",
         ) from (error)
     paths: dict[str, list[Path]] = defaultdict(list)
     for entry in entries:
@@ -136,14 +156,18 @@ def _read_table(file: Path, entries: Sequence[Entry]) -> dict[Path, str]:
     for line, name, group in said:
         if not group or not (name in paths or any((folder / name).is_file() for folder in folders)):
             what = (
-                f"there is no image {name!r} in {', '.join(map(str, sorted(folders)))}" if group else "it has no group"
+                f"there is no image {name!r} in {', '.join(map(str, sorted(folders)))}"
+                if group
+                else "it has no group"
             )
             raise UsageError(
-                f"{file}, line {line}: {what}", "write each image as CLASS/FILE, with the name of its group beside it"
+                f"{file}, line {line}: {what}",
+                "write each image as CLASS/FILE, with the name of its group beside it",
             )
         for path in paths[name]:
             if keys.setdefault(path, group) != group:
                 raise UsageError(
-                    f"{file} puts {name} into two groups, {keys[path]!r} and {group!r}", "keep one row of it"
+                    f"{file} puts {name} into two groups, {keys[path]!r} and {group!r}",
+                    "keep one row of it",
                 )
     return keys

@@ -27,9 +27,19 @@ def compute_checksum(digests: Iterable[str]) -> str:
 
 def format_description(dataset: Dataset) -> str:
     """The data set's description, licence and source, in several lines."""
-    sizes = {name: f" {images.number}" if images else "" for name, images in dataset.classes.items()}
-    got = f"edge-node dataset {dataset.name} --out FOLDER" if dataset.archive else "by hand only (it needs a login)"
-    verified = "by the checksums of its images" if dataset.verifiable else "not verified: no checksums are known"
+    sizes = {}
+    for name, images in dataset.classes.items():
+        sizes[name] = f" {images.number}" if images else ""
+    got = (
+        f"edge-node dataset {dataset.name} --out FOLDER"
+        if dataset.archive
+        else "by hand only (it needs a login)"
+    )
+    verified = (
+        "by the checksums of its images"
+        if dataset.verifiable
+        else "not verified: no checksums are known"
+    )
     return f"""{dataset.name}: {dataset.title}
   images    {", ".join(name + size for name, size in sizes.items())}
   licence   {dataset.licence}
@@ -51,15 +61,19 @@ class Comparison(NamedTuple):
     @property
     def verdict(self) -> str:
         """The outcome as a sentence, and a line for each difference."""
-        name, size = self.dataset.name, f"{sum(self.counts.values()):,} different images of {len(self.counts)} classes"
+        name = self.dataset.name
+        size = f"{sum(self.counts.values()):,} different images of {len(self.counts)} classes"
         if self.differences:
             text = "\n  ".join([f"this is not {name} ({size}):", *self.differences])
         elif self.dataset.verifiable:
             text = f"this is {name}, image by image: {size}"
         else:
             text = f"this has the classes of {name}: {size}; its checksums are not known"
-        left_out = f"\n{self.left_out} image file(s) of no class of {name}, or of two, were left out"
-        return text + (left_out if self.left_out else "")
+        left_out = (
+            f"\n{self.left_out} image file(s) of no class of {name}, or of two, were left out"
+        )
+        remark = left_out if self.left_out else ""
+        return text + remark
 
     @property
     def facts(self) -> dict[str, object]:
@@ -84,10 +98,18 @@ def compare_folder(dataset: Dataset, folder: Path) -> Comparison:
     found: dict[str, list[str]] = defaultdict(list)
     for entry in scanned.entries:
         found[entry.class_name].append(entry.digest)
-    differences = [_describe_difference(name, images, found.get(name, [])) for name, images in dataset.classes.items()]
-    differences += [f"{name}: {len(found[name])} image(s) too many, no class of this data set" for name in sorted(found)
-             if name not in dataset.classes]  # fmt: skip
-    differences += [finding.text for finding in rules.check_folder(scanned) if finding.kind != "twice"]
+    differences = [
+        _describe_difference(name, images, found.get(name, []))
+        for name, images in dataset.classes.items()
+    ]
+    differences += [
+        f"{name}: {len(found[name])} image(s) too many, no class of this data set"
+        for name in sorted(found)
+        if name not in dataset.classes
+    ]
+    differences += [
+        finding.text for finding in rules.check_folder(scanned) if finding.kind != "twice"
+    ]
     counts = {name: len(digests) for name, digests in sorted(found.items())}
     return Comparison(dataset, counts, [text for text in differences if text])
 
@@ -99,5 +121,11 @@ def _describe_difference(name: str, expected: Images | None, digests: list[str])
         return ""
     if difference := len(digests) - expected.number:
         words = "too many" if difference > 0 else "missing"
-        return f"{name}: {abs(difference)} image(s) {words}, {len(digests)} instead of {expected.number}"
-    return f"{name}: {expected.number} images, but not the same files (changed, or saved in another format)"
+        return (
+            f"{name}: {abs(difference)} image(s) {words}, {len(digests)} instead of "
+            f"{expected.number}"
+        )
+    return (
+        f"{name}: {expected.number} images, but not the same files (changed, or saved in another "
+        "format)"
+    )

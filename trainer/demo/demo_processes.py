@@ -1,4 +1,6 @@
-"""Child processes of a demo: `edge-node` commands with their logs, and the folder that they leave."""
+"""Child processes of a demo: `edge-node` commands with their logs,
+and the folder that they leave.
+"""
 
 import contextlib
 import queue
@@ -26,31 +28,43 @@ def clear_folder(out: Path) -> None:
     """Make `out` an empty folder; only the folder of an earlier demo is cleared."""
     if out.exists() and any(out.iterdir()):
         if not (out / _MARK).exists():
-            raise UsageError(f"{out} is not empty and not of an earlier demo", "name another folder")
+            raise UsageError(
+                f"{out} is not empty and not of an earlier demo", "name another folder"
+            )
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARK).touch()
 
 
 class Process:
-    """A running `edge-node` command with its log; its events, if they are read, go to a JSON file beside that."""
+    """A running `edge-node` command with its log; its events, if they are read,
+    go to a JSON file beside that.
+    """
 
     def __init__(self, name: str, log: Path, arguments: Sequence[str], events: bool):
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
         with log.open("wb") as file:
+            stdout = subprocess.PIPE if events else file
             self.popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "edge.cli.main", *arguments],  # -P: a folder named edge here is not ours
+                # -P: a folder named edge here is not ours
+                [sys.executable, "-P", "-m", "edge.cli.main", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if events else file,
+                stdout=stdout,
                 stderr=file,
                 env={**environment_without_secrets(), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop the others in order
+                # Ctrl-C in the terminal reaches only us; we stop the others in order
+                start_new_session=True,
             )
 
     def failure(self) -> EdgeNodeError:
         """The error of a process that failed, with the end of its log."""
         code = self.popen.returncode
-        what = f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with exit code {code}"
+        what = (
+            f"{self.name} was killed by signal {-code}"
+            if code < 0
+            else f"{self.name} ended with exit code {code}"
+        )
         tail = self.log.read_text(errors="replace").strip().splitlines()[-8:]
         return EdgeNodeError(what + "".join(f"\n    {line}" for line in tail), f"see {self.log}")
 
@@ -111,15 +125,18 @@ class Processes:
                     return line.removeprefix("ready ").strip()
             time.sleep(0.05)
         daemon.popen.poll()
-        raise (
+        failure = (
             daemon.failure()
             if daemon.popen.returncode
             else EdgeNodeError("the daemon is not ready", f"see {daemon.log}")
         )
+        raise failure
 
 
 def _forward_events(process: Process, lines: "queue.Queue[tuple[Process, bytes]]") -> None:
-    """Write its events to the queue and to `NAME.jsonl`; an empty line in the queue marks its end."""
+    """Write its events to the queue and to `NAME.jsonl`;
+    an empty line in the queue marks its end.
+    """
     assert process.popen.stdout is not None
     with process.log.with_suffix(".jsonl").open("wb") as file:
         for line in process.popen.stdout:

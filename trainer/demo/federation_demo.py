@@ -1,4 +1,5 @@
-"""Demo of a federation on one machine: broker, coordinator and trainers, then exported bundles and a daemon.
+"""Demo of a federation on one machine: broker, coordinator and trainers,
+then exported bundles and a daemon.
 
 Everything runs as separate processes of the commands that a plant would type.
 """
@@ -64,12 +65,18 @@ def run(
     """
     clear_folder(out)
     if folder is None:
-        report(progress.Step(what=f"drawing {_PER_CLASS} images of each of {len(drawn_surfaces.CLASSES)} classes"))
+        report(
+            progress.Step(
+                what=f"drawing {_PER_CLASS} images of each of {len(drawn_surfaces.CLASSES)} classes"
+            )
+        )
         folder = out / "images"
         for plant in range(nodes):
             drawn_surfaces.write_plant(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
     catalogue = class_folders.scan(folder)
-    scheme = partition.Scheme(DEFAULT, nodes, samples, request.seed, {"classes_per_node": classes_per_node})
+    scheme = partition.Scheme(
+        DEFAULT, nodes, samples, request.seed, {"classes_per_node": classes_per_node}
+    )
     shares = scheme.shares(catalogue, groups=group_entries(catalogue.entries, {}))
     partition.write_shares(shares, out / "data")
     spec, _ = draft(
@@ -81,16 +88,26 @@ def run(
         with start_broker(out / "broker") as broker:
             report(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
             report(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
-            finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, report)
+            finished, model_bytes = _federate(
+                processes, broker.url, request, spec, shares, out, report
+            )
         report(progress.Step(what=f"exporting {nodes} models to ONNX"))
         exporter = processes.start(
-            "export", "export", *_models(shares, out), "--out", str(out / "bundles"), "--json", events=True
+            "export",
+            "export",
+            *_models(shares, out),
+            "--out",
+            str(out / "bundles"),
+            "--json",
+            events=True,
         )
         for _, event in processes.read_events(exporter):
             if isinstance(event, progress.Step | progress.Exported):
                 report(event)
         everyone = class_folders.load(
-            class_folders.merge([share.test for share in shares]), spec.classes, spec.preprocessing.size
+            class_folders.merge([share.test for share in shares]),
+            spec.classes,
+            spec.preprocessing.size,
         )
         rows = [_node(share, everyone, out, spec) for share in shares]
         report(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
@@ -108,7 +125,9 @@ def run(
     )
     (out / "report.json").write_bytes(result.encode())
     right = f"{100 * served.accuracy:.1f} % correct, {served.milliseconds_p50:.1f} ms each"
-    report(progress.Note(text=f"{served.images} held-out images of {served.node} over HTTP: {right}"))
+    report(
+        progress.Note(text=f"{served.images} held-out images of {served.node} over HTTP: {right}")
+    )
     report_page.write(out, out / "report.html", report)
     return result
 
@@ -125,24 +144,50 @@ def _federate(
     out: Path,
     report: progress.Report,
 ) -> tuple[progress.FederationFinished, int]:
-    """Run coordinator and trainers until every node has its model; also returns the bytes of the largest contribution.
+    """Run coordinator and trainers until every node has its model;
+    also returns the bytes of the largest contribution.
 
-    Reports the coordinator's events, except for activities and broadcasts, which the nodes report more precisely.
+    Reports the coordinator's events, except for activities and broadcasts, which the nodes report
+    more precisely.
     """
     classes = ",".join(spec.classes)
     coordinator = processes.start(
-        "coordinator", "coordinate", url, "--json", "--federation", spec.federation, "--classes", classes,
-        "--nodes", str(spec.nodes), "--state", str(out / "coordinator"), *_flags(request), events=True,
-    )  # fmt: skip
+        "coordinator",
+        "coordinate",
+        url,
+        "--json",
+        "--federation",
+        spec.federation,
+        "--classes",
+        classes,
+        "--nodes",
+        str(spec.nodes),
+        "--state",
+        str(out / "coordinator"),
+        *_flags(request),
+        events=True,
+    )
     trainers = [
         processes.start(
-            share.node, "join", url, "--name", share.node, "--data", str(out / "data" / share.node / "train"),
-            "--test", str(out / "data" / share.node / "test"), "--state", str(out / share.node), "--telemetry",
-            "--json", events=True,
+            share.node,
+            "join",
+            url,
+            "--name",
+            share.node,
+            "--data",
+            str(out / "data" / share.node / "train"),
+            "--test",
+            str(out / "data" / share.node / "test"),
+            "--state",
+            str(out / share.node),
+            "--telemetry",
+            "--json",
+            events=True,
         )
         for share in shares
-    ]  # fmt: skip
-    finished, contribution = None, 0
+    ]
+    finished = None
+    contribution = 0
     for process, event in processes.read_events(coordinator, *trainers):
         from_node = process is not coordinator
         if from_node == isinstance(event, progress.Activity | progress.Received):
@@ -162,7 +207,14 @@ def _flags(request: Request) -> list[str]:
     """The request as command line options of coordinate and simulate."""
     flags = ["--method", request.method, "--model", request.model]
     flags += ["--rounds", str(request.rounds)] if request.rounds else []
-    flags += ["--seed", str(request.seed), "--threads", str(request.threads), "--size", str(request.size)]
+    flags += [
+        "--seed",
+        str(request.seed),
+        "--threads",
+        str(request.threads),
+        "--size",
+        str(request.size),
+    ]
     flags += ["--weights", request.weights] if request.weights else []
     for flag, pairs in (("--option", request.options), ("--training", request.training)):
         for name, value in pairs.items():
@@ -178,7 +230,9 @@ def _models(shares: Sequence[Share], out: Path) -> list[str]:
 
 
 def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summary.NodeReport:
-    """A node's results: as it measured them, and its bundle in onnxruntime on the held-out images of all."""
+    """A node's results: as it measured them, and its bundle in onnxruntime on the held-out
+    images of all.
+    """
     metadata = personal_model.load_metadata(out / share.node / "model")
     predictor = Predictor(bundle_format.read_bundle(out / "bundles" / share.node))
     probabilities = predictor.run_one_by_one(everyone.images).probabilities
@@ -186,10 +240,11 @@ def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summ
     mine = np.isin(everyone.digests, [entry.digest for entry in share.test.entries])
     others = ~np.isin(everyone.labels, own)
     right = probabilities.argmax(1) == everyone.labels
+    accuracy_others = float(right[others].mean()) if others.any() else None
     return msgspec.structs.replace(
         summary.NodeReport.from_metadata(metadata),
         accuracy_all=float(right.mean()),
-        accuracy_others=float(right[others].mean()) if others.any() else None,
+        accuracy_others=accuracy_others,
         onnx_accuracy=accuracy(predict_among(probabilities[mine], own), everyone.labels[mine]),
     )
 
@@ -197,12 +252,18 @@ def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summ
 def _serve(processes: Processes, share: Share, out: Path) -> summary.Serving:
     """Start the daemon on one bundle and send it held-out images over HTTP."""
     folder = out / "bundles" / share.node
-    daemon = processes.start("daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line"))
+    daemon = processes.start(
+        "daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line")
+    )
     address = urlsplit(processes.wait_until_ready(daemon))
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT)
     entries = share.test.entries[:_REQUESTS]
-    agreeing, right, times = 0, 0, []
-    directly = classify_images(load_model(folder), [Image(entry.path.name, entry.path) for entry in entries])
+    agreeing = 0
+    right = 0
+    times = []
+    directly = classify_images(
+        load_model(folder), [Image(entry.path.name, entry.path) for entry in entries]
+    )
     for entry, found in zip(entries, directly, strict=True):
         started = time.perf_counter()
         connection.request("POST", "/classify", body=entry.path.read_bytes())

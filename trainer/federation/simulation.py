@@ -1,7 +1,10 @@
-"""Many nodes in one process: the same methods, sums and random numbers as behind the broker, without it."""
+"""Many nodes in one process: the same methods,
+sums and random numbers as behind the broker, without it.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -50,7 +53,9 @@ Device = Literal["cpu", "cuda"]
 
 
 class Engine(NamedTuple):
-    """What trains the nodes: one after the other (`plain`), or as many at once as can be (`batched`)."""
+    """What trains the nodes: one after the other (`plain`),
+    or as many at once as can be (`batched`).
+    """
 
     kind: Literal["plain", "batched"] = "plain"
     device: Device = "cpu"
@@ -64,7 +69,12 @@ Tamper = Callable[[str, int, Contributed, Arrays], Contributed]
 """(node, round, its contribution, the round's broadcast) -> what it sends instead."""
 
 
-def send_unchanged(node: str, round_: int, contributed: Contributed, broadcast: Arrays) -> Contributed:  # noqa: ARG001
+def send_unchanged(
+    node: str,  # noqa: ARG001
+    round_: int,  # noqa: ARG001
+    contributed: Contributed,
+    broadcast: Arrays,  # noqa: ARG001
+) -> Contributed:
     """Nodes that send what they have."""
     return contributed
 
@@ -87,7 +97,10 @@ class SimulationResult(NamedTuple):
 def check_device(device: Device) -> None:
     """Raise UsageError unless torch can use it."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("there is no GPU here that torch can use", "leave out --device, or install a torch with CUDA")
+        raise UsageError(
+            "there is no GPU here that torch can use",
+            "leave out --device, or install a torch with CUDA",
+        )
 
 
 def simulate(
@@ -105,16 +118,19 @@ def simulate(
 ) -> SimulationResult:
     """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
 
-    With `compare` each node also trains alone, and its model is the best, as `edge-node join` leaves it. After every
-    `evaluate_every` rounds, and the last, each judges its model on its held-out images.
+    With `compare` each node also trains alone, and its model is the best, as `edge-node join`
+    leaves it. After every `evaluate_every` rounds, and the last, each judges its model on its
+    held-out images.
 
-    With the same spec, first broadcast and images, and in a private federation the same `secrets` by node, the tensors
-    of the plain engine on the CPU equal those of processes over a broker bit for bit (same machine, same torch). A node
-    without a secret draws the noise of a private federation from the seed: here all images are in one place.
+    With the same spec, first broadcast and images, and in a private federation the same `secrets`
+    by node, the tensors of the plain engine on the CPU equal those of processes over a broker bit
+    for bit (same machine, same torch). A node without a secret draws the noise of a private
+    federation from the seed: here all images are in one place.
 
     Raises:
         UsageError: the engine's device is not there.
-        EdgeNodeError: contributions are masked, and too few nodes have a class for its statistics to be summed.
+        EdgeNodeError: contributions are masked, and too few nodes have a class for its statistics
+            to be summed.
     """
     check_device(engine.device)
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
@@ -147,13 +163,19 @@ def simulate(
             settings=flat_settings(spec),
         )
     )
-    up, down = 0, len(encode_start(spec, broadcast))
-    rounds, notice = progress.RoundReporter(report, lambda: (up, down)), MethodNotice(method, report)
+    up = 0
+    down = len(encode_start(spec, broadcast))
+    rounds = progress.RoundReporter(report, lambda: (up, down))
+    notice = MethodNotice(method, report)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
         sample = 0 if is_statistics_round(spec, round_) else spec.sample
         drawn = sample_participants(participants, sample, spec.seed, round_)
-        groups = batched_engine.group_nodes([participants[name] for name in sorted(drawn)], most) if drawn else everyone
+        groups = (
+            batched_engine.group_nodes([participants[name] for name in sorted(drawn)], most)
+            if drawn
+            else everyone
+        )
         rounds.open(round_, sums=is_statistics_round(spec, round_))
         contributions = collect(spec, method, round_)
         for group in groups:
@@ -166,21 +188,29 @@ def simulate(
                 contributions.add(name, InMemory(arrived.tensors), arrived.weight)
                 up += size
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
-            for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
+            for name, (_, _, metrics), (states[name], refined) in zip(
+                group.nodes, stage_1, stage_2, strict=True
+            ):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
                 trained_on[name] = round_, received
                 first_received.setdefault(name, received)
                 if measured := {**metrics, **refined}:
                     report(progress.Measured(node=name, round=round_, metrics=measured))
                 report(progress.Activity(node=name, round=round_, what="waiting"))
-        broadcast, blob = encode_broadcast(spec, round_, contributions.aggregate(received), received)
+        broadcast, blob = encode_broadcast(
+            spec, round_, contributions.aggregate(received), received
+        )
         closed(round_, broadcast)
         took_part = sorted(drawn or participants)
         rounds.close(took_part, limited=contributions.limited)
         down += len(blob)
         notice.check(round_, {name: histories[name][-1] for name in took_part})
     models: dict[str, PersonalModel] = {}
-    alone = _train_alone(spec, first_received, images, engine, report) if compare and not trains_alone(spec) else {}
+    alone = (
+        _train_alone(spec, first_received, images, engine, report)
+        if compare and not trains_alone(spec)
+        else {}
+    )
     held_out = _held_out_of_all(images.values()) if compare else None
     for name, (last, received) in trained_on.items():
         report(progress.Activity(node=name, round=spec.rounds, what="judging"))
@@ -202,7 +232,9 @@ def _public_secret(spec: Spec, node: str) -> str:
     return f"{key_to_seed(spec.seed, node, 'noise'):064x}" if spec.privacy else ""
 
 
-def _send(spec: Spec, method: Method, round_: int, sent: Contributed, received: Arrays) -> tuple[Contributed, int]:
+def _send(
+    spec: Spec, method: Method, round_: int, sent: Contributed, received: Arrays
+) -> tuple[Contributed, int]:
     """What arrives of a contribution, and the bytes that it takes."""
     if spec.mask_threshold:  # nobody looks at a single one here, and masks are not in the sum
         words = contribution_words(spec, method, round_, sent.tensors, received, sent.weight)
@@ -213,9 +245,15 @@ def _send(spec: Spec, method: Method, round_: int, sent: Contributed, received: 
 
 
 def _train_alone(
-    spec: Spec, received: Mapping[str, Arrays], images: Mapping[str, Images], engine: Engine, report: progress.Report
+    spec: Spec,
+    received: Mapping[str, Arrays],
+    images: Mapping[str, Images],
+    engine: Engine,
+    report: progress.Report,
 ) -> dict[str, TrainedAlone]:
-    """What each node learns without the others, from the encoder of the first broadcast that it has received."""
+    """What each node learns without the others,
+    from the encoder of the first broadcast that it has received.
+    """
     report(progress.Step(what="training alone, for comparison"))
     trained = {}
     for first in {id(broadcast): broadcast for broadcast in received.values()}.values():
@@ -232,7 +270,11 @@ def _train_alone(
                     states = [state for state, _, _ in group.contribute(states, initial, round_)]
                     states = [state for state, _ in group.refine(states, initial, round_)]
             except DivergedError as error:
-                report(progress.Note(text=f"{', '.join(group.nodes)}: no comparison with training alone: {error}"))
+                report(
+                    progress.Note(
+                        text=f"{', '.join(group.nodes)}: no comparison with training alone: {error}"
+                    )
+                )
                 continue
             for name, state in zip(group.nodes, states, strict=True):
                 trained[name] = TrainedAlone(initial, select(state.tensors, WHOLE))
@@ -244,14 +286,14 @@ def _held_out_of_all(images: Iterable[Images]) -> LabelledImages | None:
     tests = [each.test for each in images if each.test is not None]
     if not tests:
         return None
-    digests = [digest for test in tests for digest in test.digests]
+    digests = list(chain.from_iterable(test.digests for test in tests))
     first = {digest: position for position, digest in reversed(list(enumerate(digests)))}
     chosen = np.array([first[digest] for digest in sorted(first)[:_MAX_EVERYONE]])
     return LabelledImages(
         np.concatenate([test.images for test in tests])[chosen],
         np.concatenate([test.labels for test in tests])[chosen],
         tuple(digests[position] for position in chosen),
-        tuple(np.array([path for test in tests for path in test.paths])[chosen]),
+        tuple(np.array(list(chain.from_iterable(test.paths for test in tests)))[chosen]),
     )
 
 
@@ -269,7 +311,8 @@ def simulate_folder(
     engine: Engine = PLAIN,
     group: str | None = None,
 ) -> summary.RunReport:
-    """Share a data set of one or several sources among simulated nodes, run a federation, and report what they reach.
+    """Share a data set of one or several sources among simulated nodes, run a federation,
+    and report what they reach.
 
     Args:
         request: the federation.
@@ -279,7 +322,8 @@ def simulate_folder(
         out: folder for `NODE/model` and report.json, or None.
         report: receives the progress.
         engine: trains the nodes.
-        group: which images belong to one node's one side beside look-alikes, as `read_keys` takes it.
+        group: which images belong to one node's one side beside look-alikes, as `read_keys` takes
+            it.
 
     Raises:
         UsageError: what cannot be, and what to do instead.
@@ -296,24 +340,28 @@ def simulate_folder(
     spec, broadcast = drafts[0]
     entries = whole.entries
     report(progress.Step(what=f"looking for look-alikes among {len(entries)} images"))
-    groups = group_entries(entries, read_keys(group, entries) if group else {})
+    keys = read_keys(group, entries) if group else {}
+    groups = group_entries(entries, keys)
     shares = scheme.shares(*sources, groups=groups)
-    images = {
-        share.node: Images(
-            *(class_folders.load(part, spec.classes, spec.preprocessing.size) for part in (share.train, share.test))
+    images = {}
+    for share in shares:
+        images[share.node] = Images(
+            *(
+                class_folders.load(part, spec.classes, spec.preprocessing.size)
+                for part in (share.train, share.test)
+            )
         )
-        for share in shares
-    }
     started = time.monotonic()
     if len(drafts) > 1:
         spec, broadcast = _choose_encoder(drafts, images, report)
     if spec.privacy:
         report(progress.Note(text=describe_privacy(spec)))
     outcome = simulate(spec, broadcast, images, report, engine, compare=True)
+    weights = choose_weights(spec.model) if request.weights == AUTO else request.weights
     result = summary.RunReport.from_spec(
         spec,
         [summary.NodeReport.from_metadata(outcome.models[share.node].metadata) for share in shares],
-        weights=choose_weights(spec.model) if request.weights == AUTO else request.weights,
+        weights=weights,
         data=named,
         seconds=time.monotonic() - started,
         engine=engine.kind,
@@ -336,11 +384,21 @@ def _resolve_weights(request: Request) -> list[Request]:
 def _choose_encoder(
     drafts: Sequence[tuple[Spec, Arrays]], images: Mapping[str, Images], report: progress.Report
 ) -> tuple[Spec, Arrays]:
-    """The draft whose first encoder costs the nodes least on their training images, each left out in turn."""
-    report(progress.Step(what=f"comparing {len(drafts)} encoders on the training images, each left out in turn"))
+    """The draft whose first encoder costs the nodes least on their training images,
+    each left out in turn.
+    """
+    report(
+        progress.Step(
+            what=f"comparing {len(drafts)} encoders on the training images, each left out in turn"
+        )
+    )
     shares = {name: each.train for name, each in images.items()}
     costs = [compute_loss(spec, broadcast, shares) for spec, broadcast in drafts]
     count = sum(len(each.labels) for each in shares.values())
-    told = ", ".join(f"{spec.model} {cost / count:.3f}" for (spec, _), cost in zip(drafts, costs, strict=True))
-    report(progress.Note(text=f"cross-entropy of an image that is left out (less is better): {told}"))
+    told = ", ".join(
+        f"{spec.model} {cost / count:.3f}" for (spec, _), cost in zip(drafts, costs, strict=True)
+    )
+    report(
+        progress.Note(text=f"cross-entropy of an image that is left out (less is better): {told}")
+    )
     return drafts[int(np.argmin(costs))]

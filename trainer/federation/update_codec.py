@@ -1,15 +1,20 @@
-"""Coded tensors: what has changed against tensors that both sides hold, quantised, in one zstd frame. numpy only.
+"""Coded tensors: what has changed against tensors that both sides hold, quantised,
+in one zstd frame. numpy only.
 
-A blob of tensors is either a safetensors file or a zstd frame of one; the frame's first bytes tell. In the frame each
-expected tensor stands below one of two prefixes, or not at all where it is the one that both sides hold:
+A blob of tensors is either a safetensors file or a zstd frame of one; the frame's first bytes tell.
+In the frame each expected tensor stands below one of two prefixes, or not at all where it is the
+one that both sides hold:
 
     value.NAME      itself
-    update.NAME     float16, or uint8 [bytes] of int4 symbols: its difference from the one that both sides hold; if they
+    update.NAME     float16, or uint8 [bytes] of int4 symbols: its difference from the one that both
+    sides hold; if they
                     hold none, float16 and itself
-    scale.NAME      uint16 [channels]: beside symbols, upper halves of float32: what one step of them is worth
+    scale.NAME      uint16 [channels]: beside symbols, upper halves of float32: what one step of
+    them is worth
 
-Quantisation is symmetric, one scale for each output channel (the first axis), rounded half to even, without random
-numbers: the same tensors give the same bytes. Two symbols share a byte, and the frame compresses these.
+Quantisation is symmetric, one scale for each output channel (the first axis), rounded half to even,
+without random numbers: the same tensors give the same bytes. Two symbols share a byte, and the
+frame compresses these.
 """
 
 import math
@@ -20,13 +25,25 @@ import zstandard
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from broker_config.protocol.codec import COMPRESSED_MARK, DecodeError, decompress, encode_tensors, encoded_size
+from broker_config.protocol.codec import (
+    COMPRESSED_MARK,
+    DecodeError,
+    decompress,
+    encode_tensors,
+    encoded_size,
+)
 from broker_config.protocol.messages import Codec, Spec, TensorSpec
-from broker_config.protocol.round_contents import broadcast_tensors, contribution_tensors, is_statistics_round
+from broker_config.protocol.round_contents import (
+    broadcast_tensors,
+    contribution_tensors,
+    is_statistics_round,
+)
 from trainer.models.named_tensors import Arrays, select
 
 RECOMMENDED: Codec = "int4"
-"""Not told apart from float32 in accuracy, at a seventh to a tenth of the bytes (docs/results.md)."""
+"""Not told apart from float32 in accuracy, at a seventh to a tenth of the bytes
+(docs/results.md).
+"""
 _BITS = 4  # of a symbol
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -47,26 +64,38 @@ def is_coded(blob: bytes) -> bool:
 
 
 def decode_contribution(spec: Spec, round_: int, blob: bytes, broadcast: Arrays) -> Arrays:
-    """The tensors of a coded contribution to a round. DecodeError if they are not what its nodes send."""
+    """The tensors of a coded contribution to a round.
+
+    DecodeError if they are not what its nodes send.
+    """
     return decode(blob, contribution_tensors(spec, round_), broadcast)
 
 
 def round_start(tensors: Arrays, codec: Codec) -> Arrays:
-    """The tensors that a run begins with, float32 matrices and kernels rounded to float16 unless there is no codec.
+    """The tensors that a run begins with, float32 matrices and kernels rounded to float16 unless
+    there is no codec.
 
     A tensor with a value beyond float16 stays as it is.
     """
-    return tensors if codec == "none" else {name: _as_half(values) for name, values in tensors.items()}
+    return (
+        tensors if codec == "none" else {name: _as_half(values) for name, values in tensors.items()}
+    )
 
 
 def _as_half(values: np.ndarray) -> np.ndarray:
-    if values.dtype != np.float32 or values.ndim < 2 or np.abs(values).max(initial=0) > _LARGEST_HALF:
+    if (
+        values.dtype != np.float32
+        or values.ndim < 2
+        or np.abs(values).max(initial=0) > _LARGEST_HALF
+    ):
         return values
     return values.astype(np.float16).astype(np.float32)
 
 
 def encode_start(spec: Spec, tensors: Arrays) -> bytes:
-    """The blob of the first broadcast that travels; coded, it is read against nothing, and loses nothing."""
+    """The blob of the first broadcast that travels; coded, it is read against nothing,
+    and loses nothing.
+    """
     if spec.codec == "none":
         return encode_tensors(tensors)
     parts: Arrays = {}
@@ -74,12 +103,16 @@ def encode_start(spec: Spec, tensors: Arrays) -> bytes:
         with np.errstate(over="ignore"):
             half = values.astype(np.float16)
         is_half = values.dtype == np.float32 and np.array_equal(half, values)
-        parts[f"update.{name}" if is_half else f"value.{name}"] = half if is_half else values
+        name_text = f"update.{name}" if is_half else f"value.{name}"
+        parts[name_text] = half if is_half else values
     return _compress(parts)
 
 
-def encode_broadcast(spec: Spec, round_: int, tensors: Arrays, before: Arrays) -> tuple[Arrays, bytes]:
-    """The tensors that a round has led to, as all hold them from then on, and the blob of them that travels.
+def encode_broadcast(
+    spec: Spec, round_: int, tensors: Arrays, before: Arrays
+) -> tuple[Arrays, bytes]:
+    """The tensors that a round has led to, as all hold them from then on,
+    and the blob of them that travels.
 
     What a round of statistics has changed is no update of training, and coded without loss.
     """
@@ -91,7 +124,10 @@ def encode_broadcast(spec: Spec, round_: int, tensors: Arrays, before: Arrays) -
 
 
 def decode_broadcast(spec: Spec, round_: int, blob: bytes, before: Arrays) -> Arrays:
-    """The tensors that a round starts from, or the result, of those of the round before. DecodeError if it is none."""
+    """The tensors that a round starts from, or the result, of those of the round before.
+
+    DecodeError if it is none.
+    """
     return decode(blob, broadcast_tensors(spec, round_), before)
 
 
@@ -101,7 +137,8 @@ def encode(tensors: Arrays, held: Arrays, averaged: Collection[str]) -> bytes:
     Args:
         tensors: float32 or int64.
         held: those that both sides hold; each has the shape of the tensor of its name.
-        averaged: names of the tensors whose updates are quantised; all others are coded without loss.
+        averaged: names of the tensors whose updates are quantised; all others are coded without
+            loss.
     """
     parts: Arrays = {}
     for name, values in tensors.items():
@@ -116,14 +153,18 @@ def encode(tensors: Arrays, held: Arrays, averaged: Collection[str]) -> bytes:
 
 
 def _compress(parts: Arrays) -> bytes:
-    return zstandard.compress(save({name: np.asarray(part, order="C") for name, part in parts.items()}))
+    return zstandard.compress(
+        save({name: np.asarray(part, order="C") for name, part in parts.items()})
+    )
 
 
 def _quantise(name: str, update: np.ndarray) -> Arrays:
     """The parts of a float32 update; none if they cannot hold it."""
     largest = np.abs(update).max(axis=tuple(range(1, update.ndim)), initial=0.0)
     if update.ndim < 2:
-        return {f"update.{name}": update.astype(np.float16)} if np.all(largest < _LARGEST_HALF) else {}
+        return (
+            {f"update.{name}": update.astype(np.float16)} if np.all(largest < _LARGEST_HALF) else {}
+        )
     most = np.float32(2 ** (_BITS - 1) - 1)
     scale = _round_up(largest / most)
     step = _along_channels(_widen(scale), update.ndim)
@@ -227,5 +268,8 @@ def _take(parts: Arrays, name: str, dtype: str, shape: tuple[int, ...]) -> np.nd
     if part is None:
         raise DecodeError(f"tensor {name!r} is missing")
     if part.dtype != dtype or part.shape != shape:
-        raise DecodeError(f"tensor {name!r} is coded as {part.dtype} {list(part.shape)}, not {dtype} {list(shape)}")
+        raise DecodeError(
+            f"tensor {name!r} is coded as {part.dtype} {list(part.shape)}, not {dtype} "
+            f"{list(shape)}"
+        )
     return part

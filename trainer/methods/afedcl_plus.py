@@ -1,8 +1,9 @@
 """AFedCL+: plants share the classifier too, and the consensus head begins and ends what they train.
 
-Sums first: the head of all plants' features classifies before anybody has trained, and fine-tuning starts from it, as
-after linear probing (Kumar et al., ICLR 2022; in federated learning Legate et al., NeurIPS 2023). Then encoder and
-classifier are trained and averaged as in FedAvg. Sums again: each plant's classifier is made of the trained encoder's.
+Sums first: the head of all plants' features classifies before anybody has trained, and fine-tuning
+starts from it, as after linear probing (Kumar et al., ICLR 2022; in federated learning Legate et
+al., NeurIPS 2023). Then encoder and classifier are trained and averaged as in FedAvg. Sums again:
+each plant's classifier is made of the trained encoder's.
 
 What else was tried, AFedCL's adversary and weights among it, did not earn a place: docs/results.md.
 """
@@ -41,13 +42,16 @@ _ROUNDS = 12  # on tuning images more bring nothing that can be told from chance
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of `afedcl_plus`."""
 
-    epochs: Annotated[int, msgspec.Meta(ge=0)] = 0  # a round; 0 = twice the spec's local_epochs, as AFedCL's two stages
+    # a round; 0 = twice the spec's local_epochs, as AFedCL's two stages
+    epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 def afedcl_plus(training: Training, options: Options) -> Method:
     """Sums, rounds of training with a shared classifier of normalised features, sums."""
     return Method(
-        train=(plain_phase(training, options.epochs or 2 * training.local_epochs, normalised_loss),),
+        train=(
+            plain_phase(training, options.epochs or 2 * training.local_epochs, normalised_loss),
+        ),
         sends=send_prefixes(*WHOLE),
         rounds=_ROUNDS,
         init_server=_init_server,
@@ -68,5 +72,7 @@ def normalised_loss(
 
 
 def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
-    """The classifier's values are replaced by those of the sums; they set the range of what may be sent."""
+    """The classifier's values are replaced by those of the sums;
+    they set the range of what may be sent.
+    """
     return {**init_shared_classifier(encoder, shape, random), LENGTH: np.ones((), np.float32)}

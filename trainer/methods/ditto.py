@@ -1,4 +1,6 @@
-"""Ditto (Li et al., 2021, Algorithm 1): beside FedAvg's model each node trains one of its own, drawn towards it."""
+"""Ditto (Li et al., 2021, Algorithm 1): beside FedAvg's model each node trains one of its own,
+drawn towards it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import CLASSIFICATION_LOSS, WHOLE, Batch, Encode, Method, Metric, OneStage, Phase, Step
+from trainer.methods.base import (
+    CLASSIFICATION_LOSS,
+    WHOLE,
+    Batch,
+    Encode,
+    Method,
+    Metric,
+    OneStage,
+    Phase,
+    Step,
+)
 from trainer.methods.fedavg import fedavg
 from trainer.models.named_tensors import add_prefix, strip_prefix
 
@@ -29,12 +41,19 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ditto(training: Training, options: Options) -> Method:
-    """Stage 1 is FedAvg's; stage 2 trains the personal model: v <- v - rate * (grad F(v) + lambda * (v - w_G))."""
+    """Stage 1 is FedAvg's; stage 2 trains the personal model: v <- v - rate *
+    (grad F(v) + lambda * (v - w_G)).
+    """
 
-    def personal(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = network.linear(tensors, "personal.classifier", encode(tensors, batch.images, "personal.encoder"))
+    def personal(
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = network.linear(
+            tensors, "personal.classifier", encode(tensors, batch.images, "personal.encoder")
+        )
         loss = network.cross_entropy(logits, batch.labels)
-        own, received = network.flat(strip_prefix("personal", tensors), WHOLE), network.flat(batch.received, WHOLE)
+        own = network.flat(strip_prefix("personal", tensors), WHOLE)
+        received = network.flat(batch.received, WHOLE)
         return loss + options.lam / 2 * (own - received).square().sum(), {L_P.key: loss}
 
     step = Step(("personal",), personal)

@@ -1,7 +1,14 @@
 """FedAvg (McMahan et al., 2017): one model for all, averaged by the number of training images."""
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import WHOLE, Method, OneStage, init_shared_classifier, plain_phase, send_prefixes
+from trainer.methods.base import (
+    WHOLE,
+    Method,
+    OneStage,
+    init_shared_classifier,
+    plain_phase,
+    send_prefixes,
+)
 from trainer.models.named_tensors import select
 
 
@@ -10,7 +17,9 @@ class Options(OneStage, frozen=True):
 
 
 def fedavg(training: Training, options: OneStage) -> Method:
-    """Encoder and classifier are received, trained and averaged; the last average is what every node serves."""
+    """Encoder and classifier are received, trained and averaged;
+    the last average is what every node serves.
+    """
     return Method(
         train=(plain_phase(training, options.epochs),),
         sends=send_prefixes(*WHOLE),

@@ -14,7 +14,9 @@ class Options(OneStage, frozen=True):
 
 
 def fedbn(training: Training, options: Options) -> Method:
-    """A node serves the last average with its own normalisation layers (group normalisation's too)."""
+    """A node serves the last average with its own normalisation layers
+    (group normalisation's too).
+    """
 
     def average_with_own(own: dict[str, T], received: dict[str, T]) -> dict[str, T]:
         return {**own, **received, **select(own, normalisation_layers(own))}

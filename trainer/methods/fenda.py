@@ -1,11 +1,22 @@
-"""FENDA (Kim et al., 2016; federated: Tavakoli et al., 2023): an exchanged encoder joined with a private one."""
+"""FENDA (Kim et al., 2016; federated: Tavakoli et al., 2023):
+an exchanged encoder joined with a private one.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Method, OneStage, Phase, Step, send_prefixes
+from trainer.methods.base import (
+    CLASSIFICATION_LOSS,
+    Batch,
+    Encode,
+    Method,
+    OneStage,
+    Phase,
+    Step,
+    send_prefixes,
+)
 from trainer.models.fusion import CONCATENATION, RECEIVED
 from trainer.models.initial_weights import init_linear
 from trainer.models.named_tensors import add_prefix, select, strip_prefix, without_frozen
@@ -21,9 +32,13 @@ class Options(OneStage, frozen=True):
 
 
 def fenda(training: Training, options: Options) -> Method:
-    """Both encoders start alike and are trained together with the classifier; only the exchanged one is averaged."""
+    """Both encoders start alike and are trained together with the classifier;
+    only the exchanged one is averaged.
+    """
 
-    def joined(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def joined(
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         both = [encode(tensors, batch.images), encode(tensors, batch.images, "private.encoder")]
         features = CONCATENATION.fuse(both, tensors)
         loss = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)

@@ -1,4 +1,6 @@
-"""Gaussian: one message of sums from each plant, no training; the consensus head on the first broadcast's encoder."""
+"""Gaussian: one message of sums from each plant, no training;
+the consensus head on the first broadcast's encoder.
+"""
 
 from typing import Annotated
 
@@ -13,9 +15,11 @@ from trainer.methods.statistics_head import statistics_head
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of `gaussian`."""
 
-    # Features are projected to so many public directions; 0 = not at all. 256 of 1280 make the message a 25th as long.
+    # Features are projected to so many public directions; 0 = not at all. 256 of 1280 make the
+    # message a 25th as long.
     dimensions: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
-    # Other models, separated by commas, whose features are summed as well: `edge-node preview` compares the encoders.
+    # Other models, separated by commas, whose features are summed as well: `edge-node preview`
+    # compares the encoders.
     others: str = ""
 
 
@@ -23,7 +27,9 @@ def gaussian(training: Training, options: Options) -> Method:
     """Linear discriminant analysis of frozen features, from sums over all plants."""
     others = [name.strip() for name in options.others.split(",") if name.strip()]
     if len(set(others)) < len(others):
-        raise UsageError(f"--option others={options.others} names a model twice", "name each other model once")
+        raise UsageError(
+            f"--option others={options.others} names a model twice", "name each other model once"
+        )
     return Method(
         train=(),
         sends=send_prefixes(),

@@ -1,7 +1,13 @@
 """No-FL: every node trains alone, from the coordinator's initial encoder. Nothing leaves it."""
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import Method, OneStage, init_private_classifier, plain_phase, send_prefixes
+from trainer.methods.base import (
+    Method,
+    OneStage,
+    init_private_classifier,
+    plain_phase,
+    send_prefixes,
+)
 
 
 class Options(OneStage, frozen=True):

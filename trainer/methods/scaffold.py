@@ -1,4 +1,6 @@
-"""SCAFFOLD (Karimireddy et al., 2020, Algorithm 1, option II): control variates against the nodes' drift."""
+"""SCAFFOLD (Karimireddy et al., 2020, Algorithm 1, option II):
+control variates against the nodes' drift.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,25 @@ if TYPE_CHECKING:
 class Options(OneStage, frozen=True):
     """Options of `scaffold`."""
 
-    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.003  # of SGD, which the method assumes, instead of Adam's
+    # of SGD, which the method assumes, instead of Adam's
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 0.003
 
 
 def scaffold(training: Training, options: Options) -> Method:
     """FedAvg whose every step is corrected by c - c_i: y <- y - rate * (grad - c_i + c).
 
-    Shared are the model and the change of c_i; nodes count alike, and c moves by their mean times their share of all.
-    A node whose contribution came too late has moved its c_i all the same; c lacks that change.
+    Shared are the model and the change of c_i; nodes count alike, and c moves by their mean times
+    their share of all. A node whose contribution came too late has moved its c_i all the same; c
+    lacks that change.
     """
 
-    def corrected(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def corrected(
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = classification_loss(network, tensors, batch, encode)
-        own, received = (network.flat(strip_prefix("control", each), WHOLE) for each in (tensors, batch.received))
+        own, received = (
+            network.flat(strip_prefix("control", each), WHOLE) for each in (tensors, batch.received)
+        )
         return loss + (network.flat(tensors, WHOLE) * (received - own)).sum(), metrics
 
     def change(tensors: Tensors, received: Tensors) -> Tensors:
@@ -58,7 +66,10 @@ def scaffold(training: Training, options: Options) -> Method:
 
     def after(tensors: Tensors, received: Tensors, steps: int) -> Tensors:
         tensors = {**tensors, "steps": tensors["steps"].new_tensor(float(steps))}
-        return {**tensors, **{name: tensors[name] + value for name, value in change(tensors, received).items()}}
+        return {
+            **tensors,
+            **{name: tensors[name] + value for name, value in change(tensors, received).items()},
+        }
 
     phase = plain_phase(training, options.epochs, corrected)
     return fedavg(training, options)._replace(
@@ -72,7 +83,9 @@ def scaffold(training: Training, options: Options) -> Method:
         weight_meaning="1, as every node's",
         weigh=lambda raw: 1.0,
         weight_cap=1.0,
-        only_mean="the server's control variate must be the mean of the nodes' own, or their steps drift",
+        only_mean=(
+            "the server's control variate must be the mean of the nodes' own, or their steps drift"
+        ),
         finish=_finish,
     )
 
@@ -84,5 +97,8 @@ def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> 
 
 
 def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
-    moved = {name: broadcast[name] + np.float32(present) * value for name, value in select(mean, ("control",)).items()}
+    moved = {
+        name: broadcast[name] + np.float32(present) * value
+        for name, value in select(mean, ("control",)).items()
+    }
     return {**broadcast, **mean, **moved}

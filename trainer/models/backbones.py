@@ -24,7 +24,9 @@ _PATIENCE = 3.0  # seconds for a server to say that it is there
 
 
 def build(model: str) -> nn.Module:
-    """The encoder's structure, without BatchNorm's integer counters: nothing uses them, and they do not average."""
+    """The encoder's structure, without BatchNorm's integer counters: nothing uses them,
+    and they do not average.
+    """
     encoder = KNOWN[model].build()
     for module in encoder.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -33,7 +35,9 @@ def build(model: str) -> nn.Module:
 
 
 def feature_map(encoder: nn.Module, images: Tensor) -> Tensor:
-    """[n, 3, S, S] -> what the last convolution gives, [n, features, h, w]; its mean is the encoder's features."""
+    """[n, 3, S, S] -> what the last convolution gives, [n, features, h, w];
+    its mean is the encoder's features.
+    """
     if isinstance(encoder, PooledFeatures):
         return cast(Tensor, encoder.features(images))
     for name, layer in encoder.named_children():  # in the order in which they run
@@ -51,14 +55,17 @@ def draw(model: str, seed: int) -> Arrays:
 
 
 def can_download(model: str) -> bool:
-    """Whether `download` can be expected to succeed: the file is in torch's cache, or its server answers."""
+    """Whether `download` can be expected to succeed: the file is in torch's cache,
+    or its server answers.
+    """
     if not KNOWN[model].imagenet:
         return False
     url = _imagenet_weights(model).url
     if (Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]).is_file():
         return True
     try:
-        with urlopen(Request(url, method="HEAD"), timeout=_PATIENCE):  # noqa: S310  (torchvision's own address)
+        # Torchvision's own address
+        with urlopen(Request(url, method="HEAD"), timeout=_PATIENCE):  # noqa: S310
             return True
     except OSError:
         return False
@@ -69,7 +76,8 @@ def _imagenet_weights(model: str) -> Any:
 
 
 def download(model: str, seed: int) -> Arrays:
-    """torchvision's ImageNet weights; where a model only begins with them, the rest is drawn from `seed`.
+    """torchvision's ImageNet weights; where a model only begins with them,
+    the rest is drawn from `seed`.
 
     Raises:
         UsageError: the model has none, or there is no internet connection.
@@ -77,13 +85,20 @@ def download(model: str, seed: int) -> Arrays:
     if not KNOWN[model].imagenet:
         others = [name for name in SHIPPED if find_shipped(name, "imagenet")]
         others += [name for name, known in KNOWN.items() if known.imagenet]
-        raise UsageError(f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(others)}")
+        raise UsageError(
+            f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(others)}"
+        )
     weights = _imagenet_weights(model)
     try:
-        with redirect_stdout(sys.stderr):  # torch says there what it downloads; our standard output may be JSON
+        # torch says there what it downloads; our standard output may be JSON
+        with redirect_stdout(sys.stderr):
             state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except (URLError, OSError, RuntimeError) as error:
-        other = "" if model in PRESETS else ", or take --model efficientnet_lite0, whose ImageNet weights are here"
+        other = (
+            ""
+            if model in PRESETS
+            else ", or take --model efficientnet_lite0, whose ImageNet weights are here"
+        )
         raise UsageError(
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
             f"connect to the internet once, or {suggest_weights(model)}{other}",

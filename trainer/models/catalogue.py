@@ -1,4 +1,6 @@
-"""The models that there are: how wide their features are, how many numbers they hold, what they can begin with."""
+"""The models that there are: how wide their features are, how many numbers they hold,
+what they can begin with.
+"""
 
 from pathlib import Path
 
@@ -19,7 +21,10 @@ SIZES = {name: preset.size for name, preset in PRESETS.items()}
 """Pixels of the images that a backbone takes, where it takes one size only."""
 
 SHIPPED = {name: each.shipped for name, each in ENCODERS.items() if each.shipped}
-"""By backbone. `research/pretraining` made them: `surface` of drawn images alone, `imagenet` of published weights."""
+"""By backbone.
+
+`research/pretraining` made them: `surface` of drawn images alone, `imagenet` of published weights.
+"""
 
 
 def find_shipped(model: str, weights: str) -> Path | None:
@@ -29,7 +34,9 @@ def find_shipped(model: str, weights: str) -> Path | None:
 
 
 def suggest_weights(model: str) -> str:
-    """A remedy where a model's initial weights cannot be had: what else `--weights` takes for it."""
+    """A remedy where a model's initial weights cannot be had:
+    what else `--weights` takes for it.
+    """
     if model in SHIPPED:
         return f"pass --weights {SHIPPED[model].weights}, none or a FILE.safetensors"
     if (preset := PRESETS.get(model)) is None:

@@ -1,15 +1,19 @@
-"""The encoders as training runs them: the same function of the same tensors as their modules, in fewer, faster steps.
+"""The encoders as training runs them: the same function of the same tensors as their modules,
+in fewer, faster steps.
 
-Small batches of small images on one processor core spend most of their time beside the arithmetic. So
+Small batches of small images on one processor core spend most of their time beside the arithmetic.
+So
 
 - a 1 x 1 convolution is a matrix product over pixels, as a linear layer is one over tokens,
-- BatchNorm on stored statistics is folded into the weights of the convolution before it, gradients included,
+- BatchNorm on stored statistics is folded into the weights of the convolution before it, gradients
+  included,
 - ReLU works in place, or within the matrix product.
 
 What else has tensors runs as its module does, on the values passed in.
 
-Mapped over stacked nodes (`torch.func.vmap`) they do the same in operations that can be mapped. Results differ from the
-modules' in rounding only. Every choice depends on shapes alone, never on what ran before.
+Mapped over stacked nodes (`torch.func.vmap`) they do the same in operations that can be mapped.
+Results differ from the modules' in rounding only. Every choice depends on shapes alone, never on
+what ran before.
 """
 
 import copy
@@ -31,7 +35,8 @@ from trainer.models import backbones
 from trainer.models.named_tensors import strip_prefix
 from trainer.models.texture.texture_network import remove_stem
 
-# Folding is work on every weight, a BatchNorm of its own on every pixel: where weights are many, it is not worth it.
+# Folding is work on every weight, a BatchNorm of its own on every pixel: where weights are many, it
+# is not worth it.
 _FOLDED = 600  # weights an output channel, at most
 # oneDNN's matrix product is twice as fast as torch's own on AMD's processors, where MKL holds back.
 _ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -42,7 +47,8 @@ class Context(NamedTuple):
     """The values that an encoder runs with."""
 
     tensors: Mapping[str, Tensor]  # the encoder's tensors
-    training: bool  # whether BatchNorm uses batch statistics, and updates those in the tensors in place
+    # whether BatchNorm uses batch statistics, and updates those in the tensors in place
+    training: bool
 
 
 class FunctionalModule:
@@ -60,7 +66,8 @@ class FunctionalModule:
 
     def __call__(self, inputs: Tensor, context: Context) -> Any:
         """What the module gives for images [n, 3, S, S], or for what it begins with."""
-        layout = self._layout if inputs.ndim == 4 else torch.contiguous_format  # a part may begin with tokens
+        # a part may begin with tokens
+        layout = self._layout if inputs.ndim == 4 else torch.contiguous_format
         with self._attention():
             return self._graph(inputs.contiguous(memory_format=layout), context)
 
@@ -73,7 +80,9 @@ class FunctionalEncoder:
             whole = backbones.build(model)
         self.shapes = {name: tuple(value.shape) for name, value in whole.state_dict().items()}
         self.rest = FunctionalModule(remove_stem(whole), mapped)
-        self._children, self._parts, self._mapped = dict(whole.named_children()), dict[str, FunctionalModule](), mapped
+        self._children = dict(whole.named_children())
+        self._parts = dict[str, FunctionalModule]()
+        self._mapped = mapped
 
     @property
     def has_stem(self) -> bool:
@@ -83,7 +92,9 @@ class FunctionalEncoder:
     def part(self, name: str) -> FunctionalModule:
         """The child `name` by itself; it takes the whole encoder's tensors."""
         if name not in self._parts:
-            self._parts[name] = FunctionalModule(nn.Sequential(OrderedDict({name: self._children[name]})), self._mapped)
+            self._parts[name] = FunctionalModule(
+                nn.Sequential(OrderedDict({name: self._children[name]})), self._mapped
+            )
         return self._parts[name]
 
 
@@ -93,33 +104,45 @@ def functional_encoder(model: str, mapped: bool = False) -> FunctionalEncoder:
     return FunctionalEncoder(model, mapped)
 
 
-_TRACING = threading.Lock()  # tracing replaces `nn.Module.__call__` for the whole process until it is done
+# tracing replaces `nn.Module.__call__` for the whole process until it is done
+_TRACING = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """Stops at modules that hold tensors themselves: a graph refers to modules' inputs, not to their tensors."""
+    """Stops at modules that hold tensors themselves: a graph refers to modules' inputs,
+    not to their tensors.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
 
     def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        """As in fx; but what other threads call meanwhile is no part of the graph, and simply runs."""
+        """As in fx; but what other threads call meanwhile is no part of the graph,
+        and simply runs.
+        """
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return next(m.parameters(recurse=False), None) is not None or super().is_leaf_module(m, module_qualified_name)
+        return next(m.parameters(recurse=False), None) is not None or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
 
 def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModule:
     """The encoder's graph, its layers exchanged for ours, with a second input: the context."""
     with _TRACING:
         traced = fx.GraphModule(encoder, _Tracer().trace(encoder))
-    graph, modules = traced.graph, dict(traced.named_modules())
+    graph = traced.graph
+    modules = dict(traced.named_modules())
     (images,) = graph.find_nodes(op="placeholder")
     with graph.inserting_after(images):
         context = graph.placeholder("context")
@@ -128,13 +151,12 @@ def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModul
         if isinstance(module, nn.Conv2d):
             norm = _only_user(node, modules, nn.BatchNorm2d)
             relu = _only_user(norm or node, modules, nn.ReLU, nn.ReLU6)
+            batch_norm = (
+                None if norm is None else _BatchNorm(str(norm.target), modules[str(norm.target)])
+            )
+            ceiling = None if relu is None else _CEILINGS[type(modules[str(relu.target)])]
             block: nn.Module = _Convolution(
-                node.target,
-                module,
-                None if norm is None else _BatchNorm(str(norm.target), modules[str(norm.target)]),
-                None if relu is None else _CEILINGS[type(modules[str(relu.target)])],
-                by_pixels and _pointwise(module),
-                mapped,
+                node.target, module, batch_norm, ceiling, by_pixels and _pointwise(module), mapped
             )
             for absorbed in filter(None, (relu, norm)):
                 absorbed.replace_all_uses_with(node)
@@ -162,19 +184,30 @@ def _pointwise(convolution: nn.Conv2d) -> bool:
 _CEILINGS = {nn.ReLU: float("inf"), nn.ReLU6: 6.0}
 
 
-def _only_user(node: fx.Node, modules: Mapping[str, nn.Module], *kinds: type[nn.Module]) -> fx.Node | None:
+def _only_user(
+    node: fx.Node, modules: Mapping[str, nn.Module], *kinds: type[nn.Module]
+) -> fx.Node | None:
     users = list(node.users)
-    if len(users) == 1 and users[0].op == "call_module" and isinstance(modules[str(users[0].target)], kinds):
+    if (
+        len(users) == 1
+        and users[0].op == "call_module"
+        and isinstance(modules[str(users[0].target)], kinds)
+    ):
         return users[0]
     return None
 
 
 class _AsItIs(nn.Module):
-    """Any other module, on the values passed in. They are put into it while it runs, so each thread has a copy."""
+    """Any other module, on the values passed in.
+
+    They are put into it while it runs, so each thread has a copy.
+    """
 
     def __init__(self, name: str, module: nn.Module):
         super().__init__()
-        self.name, self.module, self.copies = name, module, threading.local()
+        self.name = name
+        self.module = module
+        self.copies = threading.local()
 
     def forward(self, x: Tensor, context: Context) -> Any:
         if not hasattr(self.copies, "module"):
@@ -185,38 +218,49 @@ class _AsItIs(nn.Module):
 class _Linear(nn.Module):
     def __init__(self, name: str, mapped: bool):
         super().__init__()
-        self.name, self.multiply = name, _multiply_rows_mapped if mapped else _multiply_rows
+        self.name = name
+        self.multiply = _multiply_rows_mapped if mapped else _multiply_rows
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         weight = context.tensors[f"{self.name}.weight"]
-        out = self.multiply(x.flatten(0, -2), weight, context.tensors.get(f"{self.name}.bias"), None)
+        out = self.multiply(
+            x.flatten(0, -2), weight, context.tensors.get(f"{self.name}.bias"), None
+        )
         return out.reshape(*x.shape[:-1], -1)
 
 
 class _BatchNorm(nn.Module):
     def __init__(self, name: str, norm: nn.Module):
         super().__init__()
-        self.name, self.eps = name, cast(nn.BatchNorm2d, norm).eps
+        self.name = name
+        self.eps = cast(nn.BatchNorm2d, norm).eps
 
     def values(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mean, variance, weight and bias."""
-        mean, variance = tensors[f"{self.name}.running_mean"], tensors[f"{self.name}.running_var"]
+        mean = tensors[f"{self.name}.running_mean"]
+        variance = tensors[f"{self.name}.running_var"]
         return mean, variance, tensors[f"{self.name}.weight"], tensors[f"{self.name}.bias"]
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         values = self.values(context.tensors)
-        # Without cuDNN, whose choice of a kernel cannot be mapped over nodes. Switching is slow, so only on a GPU.
-        with torch.backends.cudnn.flags(enabled=False) if x.is_cuda else nullcontext():
+        # Without cuDNN, whose choice of a kernel cannot be mapped over nodes. Switching is slow, so
+        # only on a GPU.
+        flags = torch.backends.cudnn.flags(enabled=False) if x.is_cuda else nullcontext()
+        with flags:
             return functional.batch_norm(x, *values, context.training, _MOMENTUM, self.eps)
 
 
 class _GroupNorm(nn.Module):
     def __init__(self, name: str, norm: nn.GroupNorm, mapped: bool):
         super().__init__()
-        self.name, self.groups, self.eps, self.mapped = name, norm.num_groups, norm.eps, mapped
+        self.name = name
+        self.groups = norm.num_groups
+        self.eps = norm.eps
+        self.mapped = mapped
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        weight, bias = context.tensors[f"{self.name}.weight"], context.tensors[f"{self.name}.bias"]
+        weight = context.tensors[f"{self.name}.weight"]
+        bias = context.tensors[f"{self.name}.bias"]
         if self.mapped:
             x = x.contiguous()  # vmap does not normalise what is laid out by pixels
         return functional.group_norm(x, self.groups, weight, bias, self.eps)
@@ -235,38 +279,56 @@ class _Convolution(nn.Module):
         mapped: bool,
     ):
         super().__init__()
-        self.multiply, self.clip = (_multiply_rows_mapped, _clip_mapped) if mapped else (_multiply_rows, _clip)
-        self.name, self.norm, self.ceiling = name, norm, ceiling
-        self.stride, self.padding, self.groups = convolution.stride[0], int(convolution.padding[0]), convolution.groups
+        self.multiply, self.clip = (
+            (_multiply_rows_mapped, _clip_mapped) if mapped else (_multiply_rows, _clip)
+        )
+        self.name = name
+        self.norm = norm
+        self.ceiling = ceiling
+        self.stride = convolution.stride[0]
+        self.padding = int(convolution.padding[0])
+        self.groups = convolution.groups
         self.foldable = norm is not None and convolution.weight[0].numel() <= _FOLDED
         self.by_pixels = by_pixels
         self.biased = convolution.bias is not None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        tensors, norm = context.tensors, self.norm
+        tensors = context.tensors
+        norm = self.norm
         weight = tensors[f"{self.name}.weight"]
         if norm is None:
-            return self._convolve(x, weight, tensors[f"{self.name}.bias"] if self.biased else None, self.ceiling)
+            bias = tensors[f"{self.name}.bias"] if self.biased else None
+            return self._convolve(x, weight, bias, self.ceiling)
         if self.foldable and not context.training:
             mean, variance, scale, shift = norm.values(tensors)
             factor = scale * (variance + norm.eps).rsqrt()
             weight = weight * factor[:, None, None, None]
-            return self._convolve(x, weight, torch.addcmul(shift, mean, factor, value=-1), self.ceiling)
+            return self._convolve(
+                x, weight, torch.addcmul(shift, mean, factor, value=-1), self.ceiling
+            )
         return self.clip(norm(self._convolve(x, weight, None, None), context), self.ceiling)
 
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
+    def _convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None
+    ) -> Tensor:
         if self.by_pixels:
             x = x[:, :, :: self.stride, :: self.stride]
             return _images(self.multiply(_pixels(x), weight.flatten(1), bias, ceiling), x)
         padding = self.padding
-        if self.groups > 1 and padding == 1 and min(x.shape[2:]) < 3:  # oneDNN pads these ten times slower than we do
-            x, padding = functional.pad(x, (padding,) * 4), 0
-        return self.clip(functional.conv2d(x, weight, bias, self.stride, padding, 1, self.groups), ceiling)
+        # oneDNN pads these ten times slower than we do
+        if self.groups > 1 and padding == 1 and min(x.shape[2:]) < 3:
+            x = functional.pad(x, (padding,) * 4)
+            padding = 0
+        return self.clip(
+            functional.conv2d(x, weight, bias, self.stride, padding, 1, self.groups), ceiling
+        )
 
 
 def _clip(x: Tensor, ceiling: float | None) -> Tensor:
     """ReLU up to `ceiling`, in place."""
-    return x if ceiling is None else cast(Tensor, _Clip.apply(x, ceiling))  # type: ignore[no-untyped-call]
+    if ceiling is None:
+        return x
+    return cast(Tensor, _Clip.apply(x, ceiling))  # type: ignore[no-untyped-call]
 
 
 def _clip_mapped(x: Tensor, ceiling: float | None) -> Tensor:
@@ -290,13 +352,18 @@ class _Clip(torch.autograd.Function):
         return torch.ops.aten.hardtanh_backward(gradient, out, 0.0, ctx.ceiling), None
 
 
-def _multiply_rows(rows: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
+def _multiply_rows(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None
+) -> Tensor:
     if _ONEDNN and rows.device.type == "cpu" and rows.dtype == torch.float32:
-        return cast(Tensor, _Product.apply(rows, weight, bias, ceiling))  # type: ignore[no-untyped-call]
+        product = _Product.apply(rows, weight, bias, ceiling)  # type: ignore[no-untyped-call]
+        return cast(Tensor, product)
     return _clip(functional.linear(rows, weight, bias), ceiling)
 
 
-def _multiply_rows_mapped(rows: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
+def _multiply_rows_mapped(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None
+) -> Tensor:
     return _clip_mapped(functional.linear(rows, weight, bias), ceiling)
 
 
@@ -311,7 +378,9 @@ def _images(pixels: Tensor, like: Tensor) -> Tensor:
     return pixels.view(count, height, width, -1).permute(0, 3, 1, 2)
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, ceiling: float | None = None) -> Tensor:
+def _product(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, ceiling: float | None = None
+) -> Tensor:
     """a [n, k] times b [m, k] transposed, plus bias, clipped."""
     clip, bounds = ("none", []) if ceiling is None else ("hardtanh", [0.0, ceiling])
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(a, b, bias, clip, bounds, ""))
@@ -321,9 +390,12 @@ class _Product(torch.autograd.Function):
     """Pixels [n, i] times weight [o, i] transposed, plus bias [o], clipped."""
 
     @staticmethod
-    def forward(ctx: Any, pixels: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
+    def forward(
+        ctx: Any, pixels: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None
+    ) -> Tensor:
         out = _product(pixels, weight, bias, ceiling)
-        ctx.save_for_backward(pixels, weight, None if ceiling is None else out)
+        saved = None if ceiling is None else out
+        ctx.save_for_backward(pixels, weight, saved)
         ctx.ceiling = ceiling
         return out
 
@@ -334,17 +406,23 @@ class _Product(torch.autograd.Function):
         if out is not None:
             gradient = torch.ops.aten.hardtanh_backward(gradient, out, 0.0, ctx.ceiling)
         of_pixels, of_weight, of_bias, _ = ctx.needs_input_grad
+        pixel_gradient = _product(gradient, weight.t()) if of_pixels else None
+        weight_gradient = _weight_gradient(gradient, pixels) if of_weight else None
+        bias_gradient = gradient.sum(0) if of_bias else None
         return (
-            _product(gradient, weight.t()) if of_pixels else None,
-            _weight_gradient(gradient, pixels) if of_weight else None,
-            gradient.sum(0) if of_bias else None,
+            pixel_gradient,
+            weight_gradient,
+            bias_gradient,
             None,
         )
 
 
 def _weight_gradient(gradient: Tensor, pixels: Tensor) -> Tensor:
-    """[o, i]. oneDNN is fastest with the longer side in b, if turning the result round costs little."""
-    (rows, outputs), inputs = gradient.shape, pixels.shape[1]
+    """[o, i]. oneDNN is fastest with the longer side in b,
+    if turning the result round costs little.
+    """
+    (rows, outputs) = gradient.shape
+    inputs = pixels.shape[1]
     if outputs > inputs and rows > inputs:
         return _product(pixels.t(), gradient.t()).t()
     return _product(gradient.t(), pixels.t())

@@ -1,4 +1,6 @@
-"""Initial weights as numpy arrays. torch is needed only to draw or download an encoder, not to read one from a file."""
+"""Initial weights as numpy arrays. torch is needed only to draw or download an encoder,
+not to read one from a file.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +17,8 @@ from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.texture.texture_weights import rename_pretrained
 
-_HEADS = ("classifier.", "fc.", "_fc.")  # published networks' ImageNet classifiers: not part of the encoder
+# published networks' ImageNet classifiers: not part of the encoder
+_HEADS = ("classifier.", "fc.", "_fc.")
 
 
 class Shape(NamedTuple):
@@ -26,7 +29,9 @@ class Shape(NamedTuple):
 
 
 def init_linear(name: str, inputs: int, outputs: int, random: np.random.Generator) -> Arrays:
-    """A fully connected layer, uniform in +-1/sqrt(inputs) as torch's: weight [outputs, inputs], bias [outputs]."""
+    """A fully connected layer, uniform in +-1/sqrt(inputs) as torch's: weight [outputs,
+    inputs], bias [outputs].
+    """
     bound = 1 / np.sqrt(inputs)
     return {
         f"{name}.weight": random.uniform(-bound, bound, (outputs, inputs)).astype(np.float32),
@@ -35,7 +40,9 @@ def init_linear(name: str, inputs: int, outputs: int, random: np.random.Generato
 
 
 def choose_weights(model: str) -> str:
-    """The initial weights that serve a model best here: ImageNet's, where they are at hand or can be downloaded."""
+    """The initial weights that serve a model best here: ImageNet's,
+    where they are at hand or can be downloaded.
+    """
     if model == "small":
         return "none"
     shipped = SHIPPED.get(model)
@@ -57,25 +64,33 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
 
     Args:
         model: a key of FEATURES.
-        weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (comes with the package, or
-            is downloaded by torchvision) or a safetensors file: with the model's names (docs/protocol.md says whose
-            they are), or what a federation has left, of which the encoder is taken. A texture network may only begin
-            with what is downloaded or in a file (VGG19's first layers; its trunk): the rest is drawn.
+        weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (comes
+            with the package, or is downloaded by torchvision) or a safetensors file: with the
+            model's names (docs/protocol.md says whose they are), or what a federation has left, of
+            which the encoder is taken. A texture network may only begin with what is downloaded or
+            in a file (VGG19's first layers; its trunk): the rest is drawn.
         seed: of the draw.
 
     Raises:
-        UsageError: no such model, no such file, a file that is not this model's, or torch is needed and missing.
+        UsageError: no such model, no such file, a file that is not this model's, or torch is needed
+            and missing.
     """
     if model not in FEATURES:
         raise UsageError(f"there is no model {model!r}", f"take one of {', '.join(FEATURES)}")
     shipped = find_shipped(model, weights)
     if weights == "surface" and not shipped:
         have = [name for name in SHIPPED if find_shipped(name, weights)]
-        other = "" if model in PRESETS else f", or take --model {' or '.join(have)}"  # no method's for textures
-        raise UsageError(f"no surface weights for {model!r} come with edge-node", f"{suggest_weights(model)}{other}")
+        # no method's for textures
+        other = "" if model in PRESETS else f", or take --model {' or '.join(have)}"
+        raise UsageError(
+            f"no surface weights for {model!r} come with edge-node",
+            f"{suggest_weights(model)}{other}",
+        )
     if weights in ("none", "imagenet") and not shipped:
         backbones = _backbones(model, weights)
-        encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
+        encoder = (
+            backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
+        )
     else:
         encoder = _read_weights(model, shipped or Path(weights))
         found = sum(array.size for array in encoder.values())
@@ -83,7 +98,8 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
             begun = _apply_beginning(model, weights, seed, encoder) if model in PRESETS else None
             if begun is None:
                 raise UsageError(
-                    f"{weights} holds {found:,} numbers beside a classifier, {model} has {VALUES[model]:,}",
+                    f"{weights} holds {found:,} numbers beside a classifier, {model} has "
+                    f"{VALUES[model]:,}",
                     "take the weights that were made for this model, or another --model",
                 )
             encoder = begun
@@ -91,23 +107,36 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
 
 
 def depends_on_seed(model: str, weights: str) -> bool:
-    """Whether a model's first values follow from the seed, all of them or those behind what it begins with."""
+    """Whether a model's first values follow from the seed,
+    all of them or those behind what it begins with.
+    """
     return weights == "none" or model in PRESETS
 
 
 def _apply_beginning(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None:
-    """An encoder that begins with `arrays` and is drawn from there on; None if it does not begin with such arrays."""
+    """An encoder that begins with `arrays` and is drawn from there on;
+    None if it does not begin with such arrays.
+    """
     stem = PRESETS[model].stem
     begun = rename_pretrained(arrays, stem=stem)
     drawn = _backbones(model, weights).draw(model, seed)
-    expected = {name: array.shape for name, array in select(drawn, ["stem" if stem else "trunk"]).items()}
-    return {**drawn, **begun} if {name: array.shape for name, array in begun.items()} == expected else None
+    part_name = "stem" if stem else "trunk"
+    expected = {name: array.shape for name, array in select(drawn, [part_name]).items()}
+    return (
+        {**drawn, **begun}
+        if {name: array.shape for name, array in begun.items()} == expected
+        else None
+    )
 
 
 def _backbones(model: str, weights: str) -> ModuleType:
     if importlib.util.find_spec("torch") is None:
         shipped = SHIPPED.get(model)
-        kinds = f"{shipped.weights} or a FILE.safetensors" if shipped else "a FILE.safetensors of the whole network"
+        kinds = (
+            f"{shipped.weights} or a FILE.safetensors"
+            if shipped
+            else "a FILE.safetensors of the whole network"
+        )
         raise UsageError(
             f"--weights {weights} needs torch, which is not installed here",
             f"install edge-node[train], or pass --weights {kinds}",
@@ -120,17 +149,24 @@ def _backbones(model: str, weights: str) -> ModuleType:
 def _read_weights(model: str, path: Path) -> Arrays:
     if not path.is_file():
         names = "none, imagenet" if model in PRESETS else "none, surface, imagenet"
-        raise UsageError(f"there is no weights file {path}", f"pass {names} or an existing .safetensors file")
+        raise UsageError(
+            f"there is no weights file {path}", f"pass {names} or an existing .safetensors file"
+        )
     try:
         arrays = load_file(path)
-    except (SafetensorError, TypeError) as error:  # the latter for bfloat16, which numpy does not have
+    # the latter for bfloat16, which numpy does not have
+    except (SafetensorError, TypeError) as error:
         raise UsageError(
             f"{path} is not a safetensors file of weights ({error})",
-            "save them as float32 with safetensors.torch.save_file; pickled files (.pt, .pth) are never read",
+            "save them as float32 with safetensors.torch.save_file; pickled files (.pt, .pth) "
+            "are never read",
         ) from error
-    arrays = strip_prefix("encoder", arrays) or arrays  # a federation's model names it so, beside heads and sums
+    # a federation's model names it so, beside heads and sums
+    arrays = strip_prefix("encoder", arrays) or arrays
     if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise UsageError(f"{path} holds NaN or infinity", "take weights of a training that has not diverged")
+        raise UsageError(
+            f"{path} holds NaN or infinity", "take weights of a training that has not diverged"
+        )
     return {
         name: array.astype(np.float32)
         for name, array in arrays.items()

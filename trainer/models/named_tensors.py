@@ -1,10 +1,15 @@
-"""Named tensors: flat dicts from dotted names to tensors, and their selection by prefix. For torch and numpy alike."""
+"""Named tensors: flat dicts from dotted names to tensors, and their selection by prefix.
+
+For torch and numpy alike.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.ctypeslib  # safetensors uses it: numpy recurses without end where two threads import it at once
+
+# safetensors uses it: numpy recurses without end where two threads import it at once
+import numpy.ctypeslib
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
@@ -19,7 +24,11 @@ def is_below(name: str, prefix: str) -> bool:
 def select(tensors: Mapping[str, T], prefixes: Iterable[str]) -> dict[str, T]:
     """The tensors at or below any of `prefixes`."""
     wanted = tuple(prefixes)
-    return {name: value for name, value in tensors.items() if any(is_below(name, prefix) for prefix in wanted)}
+    values: dict[str, T] = {}
+    for name, value in tensors.items():
+        if any(is_below(name, prefix) for prefix in wanted):
+            values[name] = value
+    return values
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
@@ -29,11 +38,17 @@ def add_prefix(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
 
 def strip_prefix(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """The tensors below `prefix`, their names without it."""
-    return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(prefix + ".")}
+    return {
+        name[len(prefix) + 1 :]: value
+        for name, value in tensors.items()
+        if name.startswith(prefix + ".")
+    }
 
 
 def is_trainable(name: str) -> bool:
-    """Whether gradients move this tensor: BatchNorm's running statistics are not moved by them, nor a stem."""
+    """Whether gradients move this tensor: BatchNorm's running statistics are not moved by them,
+    nor a stem.
+    """
     return not name.endswith(("running_mean", "running_var")) and not is_frozen(name)
 
 
@@ -48,7 +63,11 @@ def without_frozen(tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def normalisation_layers(tensors: Mapping[str, Any]) -> tuple[str, ...]:
-    """Prefixes of the normalisation layers (batch or group), recognised by a weight of one dimension."""
+    """Prefixes of the normalisation layers (batch or group),
+    recognised by a weight of one dimension.
+    """
     return tuple(
-        name.removesuffix(".weight") for name, value in tensors.items() if name.endswith(".weight") and value.ndim == 1
+        name.removesuffix(".weight")
+        for name, value in tensors.items()
+        if name.endswith(".weight") and value.ndim == 1
     )

@@ -1,4 +1,7 @@
-"""A model's structure, free of values: functions of (named tensors, inputs). All that a loss needs from torch."""
+"""A model's structure, free of values: functions of (named tensors, inputs).
+
+All that a loss needs from torch.
+"""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -19,7 +22,9 @@ Tensors = dict[str, Tensor]
 
 
 class _Reverse(torch.autograd.Function):
-    """Identity forward; the gradient times -scale backward (gradient reversal, Ganin and Lempitsky 2015)."""
+    """Identity forward; the gradient times -scale backward (gradient reversal,
+    Ganin and Lempitsky 2015).
+    """
 
     generate_vmap_rule = True
 
@@ -28,7 +33,11 @@ class _Reverse(torch.autograd.Function):
         return features.view_as(features)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Tensor, float],
+        output: Tensor,  # noqa: ARG004
+    ) -> None:
         ctx.scale = inputs[1]
 
     @staticmethod
@@ -40,7 +49,8 @@ class Network:
     """An encoder's structure with linear heads; all values are passed in."""
 
     def __init__(self, model: str, classes: int, *, mapped: bool = False):
-        self._model, self._encoder = model, functional_encoder(model, mapped)
+        self._model = model
+        self._encoder = functional_encoder(model, mapped)
         self.shape = Shape(FEATURES[model], classes)
         self.shapes = {f"encoder.{name}": shape for name, shape in self._encoder.shapes.items()}
 
@@ -49,9 +59,15 @@ class Network:
         return Network(self._model, self.shape.classes, mapped=True)
 
     def check(self, tensors: Tensors, source: str) -> None:
-        """Raise UsageError unless `tensors` holds exactly this encoder's tensors, below `encoder.`, in its shapes."""
+        """Raise UsageError unless `tensors` holds exactly this encoder's tensors,
+        below `encoder.`, in its shapes.
+        """
         expected = self.shapes
-        found = {name: tuple(value.shape) for name, value in tensors.items() if name.startswith("encoder.")}
+        found = {
+            name: tuple(value.shape)
+            for name, value in tensors.items()
+            if name.startswith("encoder.")
+        }
         if found != expected:
             wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
             raise UsageError(
@@ -68,19 +84,33 @@ class Network:
     def apply_stem(self, tensors: Tensors, images: Tensor) -> Tensor:
         """The encoder's input: images [n, 3, S, S], or the maps that a frozen stem makes of them.
 
-        Images pass the stem one at a time: maps are then the same bytes, however images are batched.
+        Images pass the stem one at a time: maps are then the same bytes, however images are
+        batched.
         """
         if not self.has_stem:
             return images
-        stem, context = self._encoder.part("stem"), Context(strip_prefix("encoder", tensors), training=False)
+        stem = self._encoder.part("stem")
+        context = Context(strip_prefix("encoder", tensors), training=False)
         return torch.cat([stem(image, context) for image in images.unsqueeze(1)])
 
-    def encode(self, tensors: Tensors, inputs: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
-        """Features [n, features] of an encoder's input; in `training` BatchNorm uses and updates batch statistics."""
-        return cast(Tensor, self._encoder.rest(inputs, Context(strip_prefix(prefix, tensors), training)))
+    def encode(
+        self, tensors: Tensors, inputs: Tensor, *, prefix: str = "encoder", training: bool = False
+    ) -> Tensor:
+        """Features [n, features] of an encoder's input;
+        in `training` BatchNorm uses and updates batch statistics.
+        """
+        return cast(
+            Tensor, self._encoder.rest(inputs, Context(strip_prefix(prefix, tensors), training))
+        )
 
     def part(
-        self, name: str, tensors: Tensors, inputs: Tensor, *, prefix: str = "encoder", training: bool = False
+        self,
+        name: str,
+        tensors: Tensors,
+        inputs: Tensor,
+        *,
+        prefix: str = "encoder",
+        training: bool = False,
     ) -> Any:
         """What one direct child of the encoder module makes of what the one before gave."""
         return self._encoder.part(name)(inputs, Context(strip_prefix(prefix, tensors), training))
@@ -103,7 +133,11 @@ class Network:
     def flat(tensors: Tensors, prefixes: Iterable[str]) -> Tensor:
         """All values under `prefixes` that gradients move, as one vector, ordered by name."""
         return torch.cat(
-            [value.flatten() for name, value in sorted(select(tensors, prefixes).items()) if is_trainable(name)]
+            [
+                value.flatten()
+                for name, value in sorted(select(tensors, prefixes).items())
+                if is_trainable(name)
+            ]
         )
 
     def features(self, personal: Tensors, images: Tensor) -> Tensor:
@@ -112,7 +146,9 @@ class Network:
 
     def _features(self, personal: Tensors, inputs: Tensor) -> Tensor:
         fusion = infer_fusion(personal)
-        return fusion.fuse([self.encode(personal, inputs, prefix=prefix) for prefix in fusion.encoders], personal)
+        return fusion.fuse(
+            [self.encode(personal, inputs, prefix=prefix) for prefix in fusion.encoders], personal
+        )
 
     def predict(self, personal: Tensors, images: Tensor) -> Tensor:
         """Logits [n, classes] of a personal model."""
@@ -124,10 +160,14 @@ class Network:
 
 
 def to_tensors(arrays: dict[str, np.ndarray], device: str = "cpu") -> Tensors:
-    """Copies as torch tensors (aligned by torch's allocator, so that arithmetic does not depend on their origin)."""
+    """Copies as torch tensors (aligned by torch's allocator,
+    so that arithmetic does not depend on their origin).
+    """
     return {name: torch.from_numpy(array).to(device, copy=True) for name, array in arrays.items()}
 
 
 def to_arrays(tensors: Tensors) -> dict[str, np.ndarray]:
     """Copies as numpy arrays."""
-    return {name: value.detach().cpu().contiguous().numpy().copy() for name, value in tensors.items()}
+    return {
+        name: value.detach().cpu().contiguous().numpy().copy() for name, value in tensors.items()
+    }

@@ -1,4 +1,6 @@
-"""Account of a node: each release of what its images have shaped, and what all of them have spent together."""
+"""Account of a node: each release of what its images have shaped,
+and what all of them have spent together.
+"""
 
 from collections.abc import Callable, Sequence
 from math import inf, sqrt
@@ -14,7 +16,9 @@ class Release(Struct, frozen=True, kw_only=True):
 
     run: str
     round: int
-    basis: str  # digest of what it was made of: the same, made again, is the same to the byte, and tells nothing new
+    # digest of what it was made of: the same, made again, is the same to the byte, and tells
+    # nothing new
+    basis: str
     squared: float  # distance
 
 
@@ -31,7 +35,9 @@ class Account:
         keep: Callable[[Sequence[Release]], None] = lambda _: None,
         most: float = inf,
     ):
-        self._releases, self._keep, self._most = [*releases], keep, most
+        self._releases = [*releases]
+        self._keep = keep
+        self._most = most
 
     @property
     def epsilon(self) -> float:
@@ -40,13 +46,16 @@ class Account:
 
     def spend(self, run: str, round_: int, basis: str, squared: float) -> None:
         """Write down what is about to be made, unless it was made before."""
-        if any((each.run, each.round, each.basis) == (run, round_, basis) for each in self._releases):
+        if any(
+            (each.run, each.round, each.basis) == (run, round_, basis) for each in self._releases
+        ):
             return
         if (epsilon := self._epsilon_with(squared)) > self._most:
             raise EdgeNodeError(
                 f"round {round_} would spend epsilon {epsilon:.3g} of this plant's images, "
                 f"and it demands {self._most:.3g} at most",
-                "nothing of this round has left; join again with a larger --demand epsilon, or stay out",
+                "nothing of this round has left; join again with a larger --demand epsilon, or "
+                "stay out",
             )
         releases = [*self._releases, Release(run=run, round=round_, basis=basis, squared=squared)]
         self._keep(releases)

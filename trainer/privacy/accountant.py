@@ -1,17 +1,19 @@
 """Accountant of Gaussian noise: the epsilon of what was released, exactly.
 
-Neighbours differ in one item that is replaced by another. Of one release, the two values that they lead to lie at most
-so many standard deviations of its noise apart: its *distance*. Any releases together, each of which may depend on those
-before, tell neighbours apart exactly as well as a single one whose squared distance is the sum of theirs (Dong, Roth
-and Su, *Gaussian Differential Privacy*, 2022); and of a single one epsilon and delta are known exactly (Balle and Wang,
-ICML 2018). So there is no bound here that a cleverer accountant could tighten. It knows no amplification by sampling:
-whoever draws batches at random may not claim any here.
+Neighbours differ in one item that is replaced by another. Of one release, the two values that they
+lead to lie at most so many standard deviations of its noise apart: its *distance*. Any releases
+together, each of which may depend on those before, tell neighbours apart exactly as well as a
+single one whose squared distance is the sum of theirs (Dong, Roth and Su, *Gaussian Differential
+Privacy*, 2022); and of a single one epsilon and delta are known exactly (Balle and Wang, ICML
+2018). So there is no bound here that a cleverer accountant could tighten. It knows no amplification
+by sampling: whoever draws batches at random may not claim any here.
 """
 
 from collections.abc import Callable
 from math import erfc, exp, inf, log, log1p, pi, sqrt
 
-DELTA = 1e-5  # of the guarantee that is reported; below 1 / images of any plant, and the same for all
+# of the guarantee that is reported; below 1 / images of any plant, and the same for all
+DELTA = 1e-5
 
 
 def spent_epsilon(distance: float, delta: float = DELTA) -> float:
@@ -23,17 +25,21 @@ def spent_epsilon(distance: float, delta: float = DELTA) -> float:
     """
     if distance in (0.0, inf):
         return distance
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while noise_delta(distance, high) > delta:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     return _bisect(lambda epsilon: noise_delta(distance, epsilon) > delta, low, high)[1]
 
 
 def allowed_distance(epsilon: float, delta: float = DELTA) -> float:
     """The largest distance of which releases together spend no more than a positive `epsilon`."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while noise_delta(high, epsilon) <= delta:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     return _bisect(lambda distance: noise_delta(distance, epsilon) <= delta, low, high)[0]
 
 
@@ -45,12 +51,16 @@ def _bisect(is_below: Callable[[float], bool], low: float, high: float) -> tuple
 
 
 def noise_delta(distance: float, epsilon: float) -> float:
-    """Delta of one Gaussian release at this epsilon, for two values so many standard deviations apart."""
-    first, second = distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance
+    """Delta of one Gaussian release at this epsilon,
+    for two values so many standard deviations apart.
+    """
+    first = distance / 2 - epsilon / distance
+    second = -distance / 2 - epsilon / distance
     return exp(_log_normal_cdf(first)) - exp(epsilon + _log_normal_cdf(second))
 
 
 def _log_normal_cdf(x: float) -> float:
     if x > -20:
         return log(erfc(-x / sqrt(2)) / 2)
-    return -x * x / 2 - log(-x * sqrt(2 * pi)) + log1p(-(x**-2) + 3 * x**-4)  # Mills' ratio: to 1e-7
+    # Mills' ratio: to 1e-7
+    return -x * x / 2 - log(-x * sqrt(2 * pi)) + log1p(-(x**-2) + 3 * x**-4)

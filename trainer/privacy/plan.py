@@ -1,9 +1,11 @@
-"""Plan of a private federation: whether its method can be, how much noise an epsilon takes, and what a round spends.
+"""Plan of a private federation: whether its method can be, how much noise an epsilon takes,
+and what a round spends.
 
-What leaves a node in a round of training are models, made by steps along the sum of its images' gradients, each cut to
-the length `clip`, with noise. If one image is replaced, that sum moves by 2 `clip` at most. Every step looks at all
-images: none are sampled, so nothing is claimed for chance (De et al., 2022, find that large batches serve best anyway).
-What leaves in a round of sums moves by `private_sums.SENSITIVITY` lengths at most.
+What leaves a node in a round of training are models, made by steps along the sum of its images'
+gradients, each cut to the length `clip`, with noise. If one image is replaced, that sum moves by 2
+`clip` at most. Every step looks at all images: none are sampled, so nothing is claimed for chance
+(De et al., 2022, find that large batches serve best anyway). What leaves in a round of sums moves
+by `private_sums.SENSITIVITY` lengths at most.
 """
 
 from collections.abc import Mapping
@@ -38,7 +40,8 @@ class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def make_privacy(
     asked: Mapping[str, str], method: Method, rounds: int, training: Training, first: Arrays
 ) -> ImagePrivacy:
-    """The noise of a federation, from `epsilon=E` for a node that takes part in all rounds, or from noise itself.
+    """The noise of a federation, from `epsilon=E` for a node that takes part in all rounds,
+    or from noise itself.
 
     Args:
         asked: NAME=VALUE, from a command line.
@@ -51,16 +54,24 @@ def make_privacy(
         UsageError: the method cannot be private, or the settings mean nothing.
     """
     if unknown := [name for name in asked if name not in _Asked.__struct_fields__]:
-        raise UsageError(f"privacy has no setting {unknown[0]!r}", suggest(unknown[0], _Asked.__struct_fields__))
+        raise UsageError(
+            f"privacy has no setting {unknown[0]!r}", suggest(unknown[0], _Asked.__struct_fields__)
+        )
     try:
         wanted = msgspec.convert(dict(asked), _Asked, strict=False)
-        privacy = msgspec.convert({"clip": wanted.clip, "noise": wanted.noise, "sums": wanted.sums}, ImagePrivacy)
+        privacy = msgspec.convert(
+            {"clip": wanted.clip, "noise": wanted.noise, "sums": wanted.sums}, ImagePrivacy
+        )
     except msgspec.ValidationError as error:
-        raise UsageError(f"privacy cannot be had with this value: {error}", "write for example epsilon=3") from error
+        raise UsageError(
+            f"privacy cannot be had with this value: {error}", "write for example epsilon=3"
+        ) from error
     _check_method(method, training, first)
     steps = (rounds - _count_messages(method)) * count_steps(method)
     messages = _count_messages(method)
-    given = {name: value for name, value in (("noise", wanted.noise), ("sums", wanted.sums)) if value}
+    given = {
+        name: value for name, value in (("noise", wanted.noise), ("sums", wanted.sums)) if value
+    }
     needed = [name for name, count in (("noise", steps), ("sums", messages)) if count]
     if wanted.epsilon > 0 and not given:
         budget = allowed_distance(wanted.epsilon) ** 2
@@ -72,7 +83,8 @@ def make_privacy(
         )
     if wanted.epsilon or sorted(given) != sorted(needed):
         raise UsageError(
-            "privacy needs either an epsilon, or the noise of all that leaves a node and nothing else",
+            "privacy needs either an epsilon, or the noise of all that leaves a node and "
+            "nothing else",
             f"write --privacy epsilon=3, or {' '.join(f'--privacy {name}=10' for name in needed)}",
         )
     return privacy
@@ -94,14 +106,19 @@ def squared_distance(spec: Spec, method: Method, round_: int) -> float:
 def planned_epsilon(spec: Spec) -> float:
     """Epsilon, at DELTA, of a node that takes part in all rounds of a private federation."""
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
-    return spent_epsilon(sqrt(sum(squared_distance(spec, method, round_) for round_ in range(1, spec.rounds + 1))))
+    return spent_epsilon(
+        sqrt(sum(squared_distance(spec, method, round_) for round_ in range(1, spec.rounds + 1)))
+    )
 
 
 def describe(spec: Spec) -> str:
-    """What a private federation costs whoever takes part in all of it, and what that is, in a sentence."""
+    """What a private federation costs whoever takes part in all of it, and what that is,
+    in a sentence.
+    """
     return (
-        f"this federation is private: what leaves a node spends epsilon {planned_epsilon(spec):.3g} of each of its "
-        f"training images, at delta {DELTA:g}, if it takes part in all rounds"
+        "this federation is private: what leaves a node spends epsilon "
+        f"{planned_epsilon(spec):.3g} of each of its training images, at delta {DELTA:g}, if it "
+        "takes part in all rounds"
     )
 
 
@@ -127,16 +144,22 @@ def _check_method(method: Method, training: Training, first: Arrays) -> None:
             f"this method cannot be private: {obstacle}",
             "leave out --privacy, or take another --method: docs/security.md tells which can be",
         )
-    if method.train and training.batch_norm == "train" and any(name.endswith("running_var") for name in first):
+    if (
+        method.train
+        and training.batch_norm == "train"
+        and any(name.endswith("running_var") for name in first)
+    ):
         raise UsageError(
-            "BatchNorm with the statistics of a batch cannot be private: what one image does depends on the others, "
-            "and the statistics leave the node without noise",
+            "BatchNorm with the statistics of a batch cannot be private: what one image does "
+            "depends on the others, and the statistics leave the node without noise",
             "take --training batch_norm=eval, with weights that are pretrained",
         )
 
 
 def _find_obstacle(method: Method, first: Arrays) -> str:
-    """What leaves a node, or what its training sees, in which no noise could hide an image; empty if nothing."""
+    """What leaves a node, or what its training sees,
+    in which no noise could hide an image; empty if nothing.
+    """
     if not method.sends(first) and not method.statistics:
         return "nothing leaves its nodes"
     if method.relay:
@@ -153,12 +176,17 @@ def _find_obstacle(method: Method, first: Arrays) -> str:
         return "its nodes go on training on the same images after they have contributed"
     if any(_looks_twice(phase) for phase in method.train):
         return (
-            "its training sees images otherwise than by one gradient a step: an adversary's, say, or a choice of them"
+            "its training sees images otherwise than by one gradient a step: an adversary's, "
+            "say, or a choice of them"
         )
     return ""
 
 
 def _looks_twice(phase: Phase) -> bool:
     return (
-        len(phase.steps) > 1 or phase.uses_reference or phase.draws or phase.share != 1 or phase.is_settled is not None
+        len(phase.steps) > 1
+        or phase.uses_reference
+        or phase.draws
+        or phase.share != 1
+        or phase.is_settled is not None
     )

@@ -81,7 +81,13 @@ def reporter(*, as_json: bool, quiet: bool = False) -> Iterator[Report]:
     """
     if as_json:
         report = json_lines(sys.stdout)
-        yield (lambda event: report(event) if isinstance(event, Result) else None) if quiet else report
+
+        def report_results(event: AnyEvent) -> None:
+            if isinstance(event, Result):
+                report(event)
+
+        chosen = report_results if quiet else report
+        yield chosen
     elif quiet:
         yield ignore
     elif sys.stderr.isatty() and (console := Console(stderr=True)).is_interactive:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -46,11 +47,13 @@ from trainer.progress.events import (
 )
 from trainer.progress.remaining_time import Clock, RemainingTime
 
-_MAX_BAR, _MIN_BAR = 40, 6
+_MAX_BAR = 40
+_MIN_BAR = 6
 _RESERVED_LINES = 8  # of the terminal, for what is not the table of nodes
 _MIN_ROWS = 3
 _ABSENT = ("gone", "left out")
-# The more important columns come first; where the terminal is narrow, the last ones are dropped first.
+# The more important columns come first; where the terminal is narrow, the last ones are dropped
+# first.
 _PRIORITY = ("state", "round", "accuracy", "up", "down")
 
 
@@ -59,8 +62,11 @@ class LiveReport:
 
     def __init__(self, console: Console):
         self._console = console
-        self._board, self._lock = Board(ascii_only=console.options.ascii_only), threading.Lock()
-        self.view = Live(console=console, get_renderable=self._draw, refresh_per_second=4, redirect_stdout=False)
+        self._board = Board(ascii_only=console.options.ascii_only)
+        self._lock = threading.Lock()
+        self.view = Live(
+            console=console, get_renderable=self._draw, refresh_per_second=4, redirect_stdout=False
+        )
 
     def __call__(self, event: AnyEvent) -> None:
         """Take account of an event."""
@@ -103,7 +109,11 @@ class _Node:
     metrics: dict[str, str] = field(default_factory=dict)
 
     def row(self) -> Row:
-        traffic = {title: format_bytes(count) for title, count in (("up", self.up), ("down", self.down)) if count}
+        traffic = {
+            title: format_bytes(count)
+            for title, count in (("up", self.up), ("down", self.down))
+            if count
+        }
         return Row(self.state, self.percent, {"round": self.round, **self.metrics, **traffic})
 
 
@@ -113,7 +123,8 @@ class Board:
     def __init__(self, *, ascii_only: bool = False, clock: Clock = time.monotonic):
         self._clock = clock
         self._priority = (*_PRIORITY, *headline_metrics())
-        self._spinner = Spinner("line" if ascii_only else "dots")
+        spinner = "line" if ascii_only else "dots"
+        self._spinner = Spinner(spinner)
         self._nodes: dict[str, _Node] = {}
         self._remaining = RemainingTime(clock=clock)
         self._started = self._step_started = clock()
@@ -126,16 +137,19 @@ class Board:
         match event:
             case Step():
                 messages = self._end_step()
-                self._step, self._step_started = event.what, self._clock()
+                self._step = event.what
+                self._step_started = self._clock()
                 return messages
             case Gathering():
-                self._remaining, self._started = RemainingTime(event.rounds, self._clock), self._clock()
+                self._remaining = RemainingTime(event.rounds, self._clock)
+                self._started = self._clock()
                 self._waiting = f"waiting for {pluralize(event.nodes, event.what)}"
                 return [*self._end_step(), format_event(event)]
             case FederationFinished():
                 self._finished = format_event(event)
                 for node in self._nodes.values():
-                    node.state, node.percent = node.state if node.state in _ABSENT else "", ""
+                    node.state = node.state if node.state in _ABSENT else ""
+                    node.percent = ""
                 return []
             case Result():
                 return self._end_step()
@@ -143,13 +157,23 @@ class Board:
                 self._waiting = ""
             case RoundClosed():
                 self._remaining.close_round(event.round, event.seconds)
-                self._up, self._down = self._up + event.bytes_up, self._down + event.bytes_down
-            case Activity() | Received() | Contribution() | Measured() | NodeJoined() | NodeLost() | NodeRefused():
+                self._up = self._up + event.bytes_up
+                self._down = self._down + event.bytes_down
+            case (
+                Activity()
+                | Received()
+                | Contribution()
+                | Measured()
+                | NodeJoined()
+                | NodeLost()
+                | NodeRefused()
+            ):
                 return self._update_node(event)
             case Learning():
                 self._update_vertical(event)
             case CellFinished():
-                self._cells, self._step_started = event, self._clock()
+                self._cells = event
+                self._step_started = self._clock()
                 return [*self._end_step(), format_event(event)]
             case Note():
                 return [*self._end_step(), format_event(event)]
@@ -158,45 +182,59 @@ class Board:
         return []
 
     def _update_node(
-        self, event: Activity | Received | Contribution | Measured | NodeJoined | NodeLost | NodeRefused
+        self,
+        event: Activity | Received | Contribution | Measured | NodeJoined | NodeLost | NodeRefused,
     ) -> list[str]:
         node = self._nodes.setdefault(event.node, _Node())
         match event:
             case Activity():
-                node.round, node.state = str(event.round or ""), event.what
+                node.round = str(event.round or "")
+                node.state = event.what
                 node.percent = f"{100 * event.done // event.total}%" if event.done else ""
             case Received():
                 node.down += event.bytes
             case Contribution():
                 node.up += event.bytes
             case Measured():
-                node.metrics |= {name: format_metric(name, value) for name, value in event.metrics.items()}
+                node.metrics |= {
+                    name: format_metric(name, value) for name, value in event.metrics.items()
+                }
             case NodeJoined():
-                node.state, node.percent = "waiting", ""
+                node.state = "waiting"
+                node.percent = ""
                 return [format_event(event)]
             case NodeLost() | NodeRefused():
-                node.state, node.percent = "gone" if isinstance(event, NodeLost) else "left out", ""
+                node.state = "gone" if isinstance(event, NodeLost) else "left out"
+                node.percent = ""
                 return [format_event(event)]
         return []
 
     def _update_vertical(self, event: Learning) -> None:
-        self._waiting, node = "", self._nodes.setdefault(event.node, _Node())
-        node.round, node.state = str(event.round), "learning"
+        self._waiting = ""
+        node = self._nodes.setdefault(event.node, _Node())
+        node.round = str(event.round)
+        node.state = "learning"
         node.metrics["rounds/s"] = f"{event.rate:.2g}"
         if event.loss is not None:
             node.metrics["loss"] = format_metric("loss", event.loss)
         if event.validation:
             found = {"accuracy": event.validation.accuracy, "rmse": event.validation.rmse}
-            node.metrics |= {name: format_metric(name, value) for name, value in found.items() if value is not None}
+            node.metrics |= {
+                name: format_metric(name, value)
+                for name, value in found.items()
+                if value is not None
+            }
         if event.rate and event.round > self._remaining.closed:
             self._remaining.close_round(event.round, 1 / event.rate)
 
     def _end_step(self) -> list[str]:
-        step, seconds = self._step, self._clock() - self._step_started
+        step = self._step
+        seconds = self._clock() - self._step_started
         self._step = ""
         if not step:
             return []
-        return [f"{step} ({format_elapsed(seconds)})" if seconds >= 1 else step]
+        step_text = f"{step} ({format_elapsed(seconds)})" if seconds >= 1 else step
+        return [step_text]
 
     def render(self, console: Console) -> Group:
         """The board for the terminal's present size."""
@@ -215,37 +253,57 @@ class Board:
 
     def _table(self, console: Console) -> Group:
         rows = {name: self._nodes[name].row() for name in sorted(self._nodes, key=natural_key)}
-        metrics = dict.fromkeys(name for node in self._nodes.values() for name in node.metrics)
+        metrics = dict.fromkeys(chain.from_iterable(node.metrics for node in self._nodes.values()))
         titles = ("round", "state", *metrics, "up", "down")
-        return node_table(rows, titles, self._priority, console, max(_MIN_ROWS, console.height - _RESERVED_LINES))
+        return node_table(
+            rows, titles, self._priority, console, max(_MIN_ROWS, console.height - _RESERVED_LINES)
+        )
 
     def _rounds_bar(self, console: Console) -> Table:
-        rounds, closed = self._remaining.rounds, self._remaining.closed
+        rounds = self._remaining.rounds
+        closed = self._remaining.closed
         extras = [f"{format_elapsed(self._clock() - self._started)} so far"]
         if self._up or self._down:
             extras.append(f"{format_bytes(self._up)} up, {format_bytes(self._down)} down")
         return _bar(
-            f"round {min(closed + 1, rounds)} of {rounds}", closed / rounds, self._remaining.seconds, console, extras
+            f"round {min(closed + 1, rounds)} of {rounds}",
+            closed / rounds,
+            self._remaining.seconds,
+            console,
+            extras,
         )
 
     def _cells_bar(self, cell: CellFinished, console: Console) -> Table:
-        left = None if cell.left is None else max(0.0, cell.left - (self._clock() - self._step_started))
+        left = (
+            None
+            if cell.left is None
+            else max(0.0, cell.left - (self._clock() - self._step_started))
+        )
         return _bar(f"{cell.done} of {cell.total} done", cell.done / cell.total, left, console)
 
     def _busy(self, text: str, since: float, console: Console) -> Table:
         """Work of unknown duration: a spinner shows that it goes on."""
-        return _line(self._spinner, one_line(text, console), Text(format_elapsed(self._clock() - since), no_wrap=True))
+        return _line(
+            self._spinner,
+            one_line(text, console),
+            Text(format_elapsed(self._clock() - since), no_wrap=True),
+        )
 
 
-def _bar(label: str, done: float, left: float | None, console: Console, extras: Sequence[str] = ()) -> Table:
-    """A label, a bar filled to the share `done`, the seconds left, and as many of the extras as fit."""
+def _bar(
+    label: str, done: float, left: float | None, console: Console, extras: Sequence[str] = ()
+) -> Table:
+    """A label, a bar filled to the share `done`, the seconds left,
+    and as many of the extras as fit.
+    """
     remaining = [] if left is None else [f"{format_remaining(left)} left"]
     width = min(_MAX_BAR, console.width - sum(len(text) + 1 for text in (label, *remaining)))
     bar = [ProgressBar(1.0, done, width, complete_style="green")] if width >= _MIN_BAR else []
     tails = [[*remaining, *extras[:count]] for count in range(len(extras), -1, -1)]
-    candidates = (
-        _line(Text(label), *bar, *([Text(", ".join(tail), no_wrap=True)] if tail else [])) for tail in [*tails, []]
-    )
+    candidates = []
+    for tail in [*tails, []]:
+        tail_text = [Text(", ".join(tail), no_wrap=True)] if tail else []
+        candidates.append(_line(Text(label), *bar, *tail_text))
     return first_that_fits(candidates, console)
 
 

@@ -1,6 +1,8 @@
-"""Log of a federation's events: JSON lines with their times, in the state folder of its coordinator or head.
+"""Log of a federation's events: JSON lines with their times,
+in the state folder of its coordinator or head.
 
-It has what the journal has not: what nodes did when and what they told of themselves, who came, went and erred.
+It has what the journal has not: what nodes did when and what they told of themselves, who came,
+went and erred.
 """
 
 import os
@@ -12,7 +14,16 @@ from typing import TypeVar
 
 import msgspec
 
-from trainer.progress.events import Activity, AnyEvent, CellFinished, Exported, Learning, Report, Result, Step
+from trainer.progress.events import (
+    Activity,
+    AnyEvent,
+    CellFinished,
+    Exported,
+    Learning,
+    Report,
+    Result,
+    Step,
+)
 
 FILE = "events.jsonl"
 _MOST = 1 << 28  # bytes; a run of 50 nodes and 1,000 rounds takes 20 MB
@@ -33,7 +44,8 @@ _decoder: msgspec.json.Decoder[Logged] = msgspec.json.Decoder(Logged)
 
 @contextmanager
 def logging(folder: Path, report: Report) -> Iterator[Report]:
-    """A report that also writes events to the log of a state folder; of a transfer's progress only the beginning.
+    """A report that also writes events to the log of a state folder;
+    of a transfer's progress only the beginning.
 
     It is not synced, and what the disk does not take is left out: no round depends on it.
     """
@@ -49,7 +61,8 @@ def logging(folder: Path, report: Report) -> Iterator[Report]:
         if isinstance(event, _LEFT_OUT):
             return
         if isinstance(event, Activity):
-            before, doing[event.node] = doing.get(event.node), (event.round, event.what)
+            before = doing.get(event.node)
+            doing[event.node] = (event.round, event.what)
             if before == doing[event.node]:
                 return
         with suppress(OSError):
@@ -63,12 +76,17 @@ def logging(folder: Path, report: Report) -> Iterator[Report]:
 
 
 def read(folder: Path, start: int = 0) -> tuple[list[Logged], int]:
-    """What the log of a folder holds from this byte on, and where that ends. Raises: as `read_lines`."""
+    """What the log of a folder holds from this byte on, and where that ends.
+
+    Raises: as `read_lines`.
+    """
     return read_lines(folder / FILE, start, _decoder)
 
 
 def read_lines(path: Path, start: int, decoder: msgspec.json.Decoder[T]) -> tuple[list[T], int]:
-    """What JSON lines hold from this byte on, and where that ends. Damaged and half written lines are left out.
+    """What JSON lines hold from this byte on, and where that ends.
+
+    Damaged and half written lines are left out.
 
     Raises:
         OSError: the file cannot be read; there being none is no error.

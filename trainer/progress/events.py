@@ -1,4 +1,6 @@
-"""Events of long commands: one vocabulary for all commands, shown to people and written as JSON for machines."""
+"""Events of long commands: one vocabulary for all commands,
+shown to people and written as JSON for machines.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, TextIO
@@ -83,9 +85,12 @@ ActivityKind = Literal["waiting", "receiving", "training", "sending", "judging"]
 
 
 class Activity(Event, frozen=True, kw_only=True):
-    """What a node does from now on. The coordinator takes a node to be training until it offers its contribution.
+    """What a node does from now on.
 
-    During a transfer the event is repeated, at most once a second, with the bytes transferred so far.
+    The coordinator takes a node to be training until it offers its contribution.
+
+    During a transfer the event is repeated, at most once a second, with the bytes transferred so
+    far.
     """
 
     node: str
@@ -120,7 +125,9 @@ class Late(Event, frozen=True, kw_only=True):
 
 
 class Measured(Event, frozen=True, kw_only=True):
-    """Metrics of a node's round, from the node itself or a simulation, or from a coordinator if the node opted in."""
+    """Metrics of a node's round, from the node itself or a simulation,
+    or from a coordinator if the node opted in.
+    """
 
     node: str
     round: int
@@ -128,7 +135,10 @@ class Measured(Event, frozen=True, kw_only=True):
 
 
 class RoundClosed(Event, frozen=True, kw_only=True):
-    """The contributions are averaged or added up. For a node: its part is done, and the next round has begun."""
+    """The contributions are averaged or added up.
+
+    For a node: its part is done, and the next round has begun.
+    """
 
     round: int
     contributors: list[str]
@@ -142,7 +152,9 @@ class RoundClosed(Event, frozen=True, kw_only=True):
 
 
 class Learning(Event, frozen=True, kw_only=True):
-    """Progress of a party of a vertical federation, at most once a second, since there may be many rounds."""
+    """Progress of a party of a vertical federation, at most once a second,
+    since there may be many rounds.
+    """
 
     node: str
     round: int  # the last one that it has learnt from
@@ -183,7 +195,10 @@ class CellFinished(Event, frozen=True, kw_only=True):
 
 
 class Result(Event, frozen=True, kw_only=True):
-    """Result of the command, always the last event. A command that fails has none, but an exit code and a message."""
+    """Result of the command, always the last event.
+
+    A command that fails has none, but an exit code and a message.
+    """
 
     result: dict[str, Any]
 
@@ -237,8 +252,15 @@ def format_event(event: AnyEvent) -> str:
         case Step(what=text) | Note(text=text):
             return text
         case Gathering():
-            rounds = pluralize(event.rounds, "round") if event.rounds else "an unlimited number of rounds"
-            return f"federation {event.federation}: waiting for {pluralize(event.nodes, event.what)}, {rounds}"
+            rounds = (
+                pluralize(event.rounds, "round")
+                if event.rounds
+                else "an unlimited number of rounds"
+            )
+            return (
+                f"federation {event.federation}: waiting for "
+                f"{pluralize(event.nodes, event.what)}, {rounds}"
+            )
         case NodeJoined():
             return f"{event.node} joined"
         case NodeLost():
@@ -248,7 +270,10 @@ def format_event(event: AnyEvent) -> str:
         case Late():
             return f"round {event.round}: {event.node} contributed too late; it is not counted"
         case Paused():
-            return f"round {event.round} waits for {format_names(event.waiting_for) or 'more nodes'} to come back"
+            return (
+                f"round {event.round} waits for "
+                f"{format_names(event.waiting_for) or 'more nodes'} to come back"
+            )
         case _:
             return _format_progress(event)
 
@@ -258,13 +283,18 @@ def _format_progress(event: AnyEvent) -> str:
         case RoundOpened():
             return f"round {event.round} opened"
         case Activity():
-            part = f" ({format_bytes(event.done)} of {format_bytes(event.total)})" if event.total else ""
+            part = (
+                f" ({format_bytes(event.done)} of {format_bytes(event.total)})"
+                if event.total
+                else ""
+            )
             return f"round {event.round}: {event.node} is {event.what}{part}"
         case Received():
             return f"round {event.round}: {event.node} received {format_bytes(event.bytes)}"
         case Contribution():
             return (
-                f"round {event.round}: {event.node} contributed {format_bytes(event.bytes)}, weight {event.weight:.3f}"
+                f"round {event.round}: {event.node} contributed {format_bytes(event.bytes)}, "
+                f"weight {event.weight:.3f}"
             )
         case Measured():
             return f"round {event.round}: {event.node}: {format_metrics(event.metrics)}"
@@ -276,19 +306,32 @@ def _format_progress(event: AnyEvent) -> str:
             loss = [] if event.loss is None else [f"loss {event.loss:.3f}"]
             rate = [format_rate(event.rate)] if event.rate else []
             judged = f"; {format_validation(event.validation)}" if event.validation else ""
-            return f"round {event.round}{of}: {', '.join([*loss, *rate])}{judged}".removesuffix(": ")
+            return f"round {event.round}{of}: {', '.join([*loss, *rate])}{judged}".removesuffix(
+                ": "
+            )
         case FederationFinished():
-            up, down = event.bytes_up, event.bytes_down
+            up = event.bytes_up
+            down = event.bytes_down
             moved = f", {format_bytes(up)} up, {format_bytes(down)} down" if up or down else ""
             return f"finished: {pluralize(event.rounds, 'round')} in {event.seconds:.0f} s{moved}"
         case Exported():
             size = format_bytes(event.bytes)
-            return f"wrote {event.folder}: {size}, differs from torch by at most {event.difference:.1e}"
+            return (
+                f"wrote {event.folder}: {size}, differs from torch by at most "
+                f"{event.difference:.1e}"
+            )
         case CellFinished():
-            left = "" if event.left is None or event.done == event.total else f", {format_remaining(event.left)} to go"
+            left = (
+                ""
+                if event.left is None or event.done == event.total
+                else f", {format_remaining(event.left)} to go"
+            )
             reached = "" if event.accuracy is None else f"accuracy {100 * event.accuracy:.1f} %"
             reached = reached if event.rmse is None else f"RMSE {event.rmse:.2f}"
-            return f"{event.done} of {event.total}{left}: {event.cell}: {reached} in {event.seconds:.0f} s"
+            return (
+                f"{event.done} of {event.total}{left}: {event.cell}: {reached} in "
+                f"{event.seconds:.0f} s"
+            )
         case Result():
             return ", ".join(event.result)
     raise AssertionError(event)

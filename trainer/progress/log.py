@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import chain
 from statistics import mean
 from typing import TextIO
 
@@ -28,7 +29,8 @@ from trainer.progress.remaining_time import Clock, RemainingTime
 _MAX_ROUND_LINES = 50  # of more rounds only every n-th has a line, but at least one a minute
 _MAX_JOIN_LINES = 10  # likewise
 _MINUTE = 60.0
-_INTERVAL = 10.0  # seconds between two lines of a vertical federation, or of training alone, at least
+# seconds between two lines of a vertical federation, or of training alone, at least
+_INTERVAL = 10.0
 
 
 def log_lines(stream: TextIO, clock: Clock = time.monotonic) -> Report:
@@ -38,7 +40,9 @@ def log_lines(stream: TextIO, clock: Clock = time.monotonic) -> Report:
     def report(event: AnyEvent) -> None:
         line = log.format(event)
         if line:
-            print(f"{time.strftime('%H:%M:%S')} {replace_unprintable(line)}", file=stream, flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')} {replace_unprintable(line)}", file=stream, flush=True
+            )
 
     return report
 
@@ -80,13 +84,18 @@ class _Log:
                 pass
             case _:
                 if isinstance(event, Gathering):
-                    self._remaining, self._nodes = RemainingTime(event.rounds, self._clock), event.nodes
+                    self._remaining = RemainingTime(event.rounds, self._clock)
+                    self._nodes = event.nodes
                 return format_event(event)
         return ""
 
     def _is_due(self, round_: int) -> bool:
         every = -(-self._remaining.rounds // _MAX_ROUND_LINES) or 1
-        due = round_ in (1, self._remaining.rounds) or round_ % every == 0 or self._clock() - self._last_line >= _MINUTE
+        due = (
+            round_ in (1, self._remaining.rounds)
+            or round_ % every == 0
+            or self._clock() - self._last_line >= _MINUTE
+        )
         if due:
             self._last_line = self._clock()
         return due
@@ -110,14 +119,20 @@ class _Log:
 
     def _format_round(self, event: RoundClosed) -> str:
         left = self._remaining.seconds
-        ahead = "" if left is None else f", {self._remaining.rounds - event.round} to go ({format_remaining(left)})"
+        ahead = (
+            ""
+            if left is None
+            else f", {self._remaining.rounds - event.round} to go ({format_remaining(left)})"
+        )
         traffic = [
             f"{format_bytes(count)} {way}"
             for count, way in ((event.bytes_up, "up"), (event.bytes_down, "down"))
             if count
         ]
-        details = ", ".join([*traffic, *(_sum_texts(event) if event.sums else self._metric_texts())])
-        return f"{format_event(event)}{ahead}{': ' if details else ''}{details}"
+        texts = _sum_texts(event) if event.sums else self._metric_texts()
+        details = ", ".join([*traffic, *texts])
+        separator = ": " if details else ""
+        return f"{format_event(event)}{ahead}{separator}{details}"
 
     def _metric_texts(self) -> list[str]:
         """Means over the nodes that report metrics; if none does, the range of the weights."""
@@ -125,8 +140,10 @@ class _Log:
             of = f"mean of {len(self._metrics)} nodes: " if len(self._metrics) > 1 else ""
             return [of + format_metrics(_means(self._metrics))]
         if self._weights:
-            low, high = min(self._weights.values()), max(self._weights.values())
-            return [f"weight {low:.3f}" if low == high else f"weights {low:.3f} to {high:.3f}"]
+            low = min(self._weights.values())
+            high = max(self._weights.values())
+            low_text = f"weight {low:.3f}" if low == high else f"weights {low:.3f} to {high:.3f}"
+            return [low_text]
         return []
 
     def _format_join(self, event: NodeJoined) -> str:
@@ -142,10 +159,14 @@ class _Log:
 def _sum_texts(event: RoundClosed) -> list[str]:
     """Nobody has trained. A node knows of its own sums alone."""
     count = len(event.contributors)
-    return ["sums, no training" if count == 1 else f"sums of {count} nodes, no training"]
+    count_text = "sums, no training" if count == 1 else f"sums of {count} nodes, no training"
+    return [count_text]
 
 
 def _means(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The mean of each metric over the nodes that have it."""
-    names = dict.fromkeys(name for found in metrics.values() for name in found)
-    return {name: mean(found[name] for found in metrics.values() if name in found) for name in names}
+    names = dict.fromkeys(chain.from_iterable(metrics.values()))
+    means: dict[str, float] = {}
+    for name in names:
+        means[name] = mean(found[name] for found in metrics.values() if name in found)
+    return means

@@ -11,7 +11,10 @@ _WARM_UP = 30.0  # seconds: a first round shorter than this may say little about
 
 
 class RemainingTime:
-    """Remaining time of `rounds` rounds. It counts down within a round, and one slow round does not make it jump."""
+    """Remaining time of `rounds` rounds.
+
+    It counts down within a round, and one slow round does not make it jump.
+    """
 
     def __init__(self, rounds: int = 0, clock: Clock = time.monotonic):
         self.rounds = rounds
@@ -27,7 +30,8 @@ class RemainingTime:
             self._later.append(seconds)
         else:
             self._first = seconds
-        self.closed, self._since = round_, self._clock()
+        self.closed = round_
+        self._since = self._clock()
 
     @property
     def seconds(self) -> float | None:

@@ -17,15 +17,19 @@ class RoundReporter:
     """Reports when rounds open and close; `traffic` returns the bytes sent up and down so far."""
 
     def __init__(self, report: Report, traffic: Callable[[], tuple[int, int]]):
-        self._report, self._traffic = report, traffic
+        self._report = report
+        self._traffic = traffic
         self.open_round = 0  # 0 when none is
-        self._opened, self._sums = 0.0, False
+        self._opened = 0.0
+        self._sums = False
         self._reported_traffic = (0, 0)  # when the last round was closed
         self._told_limited: set[str] = set()  # nodes
 
     def open(self, round_: int, *, sums: bool = False) -> None:
         """A round begins, in which nodes train or contribute `sums`."""
-        self.open_round, self._opened, self._sums = round_, time.monotonic(), sums
+        self.open_round = round_
+        self._opened = time.monotonic()
+        self._sums = sums
         self._report(RoundOpened(round=round_))
 
     def close(
@@ -36,12 +40,16 @@ class RoundReporter:
     ) -> None:
         """The open round, if there is one, has ended without the nodes that are `missing`.
 
-        `limited` has, by node, how much counts of what the rule of aggregation has limited. The first time that it is
-        much of the node's weight, or most of its update, that is also told in words.
+        `limited` has, by node, how much counts of what the rule of aggregation has limited. The
+        first time that it is much of the node's weight, or most of its update, that is also told in
+        words.
         """
         if self.open_round:
-            before, self._reported_traffic = self._reported_traffic, self._traffic()
-            up, down = (now - then for now, then in zip(self._reported_traffic, before, strict=True))
+            before = self._reported_traffic
+            self._reported_traffic = self._traffic()
+            up, down = (
+                now - then for now, then in zip(self._reported_traffic, before, strict=True)
+            )
             self._report(
                 RoundClosed(
                     round=self.open_round,
@@ -55,21 +63,27 @@ class RoundReporter:
                 )
             )
             for node, counted in sorted(limited.items()):
-                if node not in self._told_limited and any(counted[each] < most for each, most in _TOLD.items()):
+                if node not in self._told_limited and any(
+                    counted[each] < most for each, most in _TOLD.items()
+                ):
                     self._told_limited.add(node)
                     text = (
-                        f"round {self.open_round}: {counted['weight']:.0%} of the weight of {node} counts, and "
-                        f"{counted['update']:.0%} of its update: both are limited to the median of all nodes"
+                        f"round {self.open_round}: {counted['weight']:.0%} of the weight of "
+                        f"{node} counts, and {counted['update']:.0%} of its update: both are "
+                        "limited to the median of all nodes"
                     )
                     self._report(Note(text=text))
         self.open_round = 0
 
 
 class ActivityReporter:
-    """Reports what nodes do: each change at once, the progress of a transfer once a second, repetitions never."""
+    """Reports what nodes do: each change at once,
+    the progress of a transfer once a second, repetitions never.
+    """
 
     def __init__(self, report: Report, clock: Clock = time.monotonic):
-        self._report, self._clock = report, clock
+        self._report = report
+        self._clock = clock
         self._last: dict[str, tuple[Activity, float]] = {}
 
     def report(self, activity: Activity) -> None:

@@ -1,6 +1,8 @@
-"""Timeline of a node's activities: spans of wall clock time, one JSON line each, in its state folder.
+"""Timeline of a node's activities: spans of wall clock time, one JSON line each,
+in its state folder.
 
-A span is written when it has ended, so a killed node leaves no partial span, but a gap until it is back.
+A span is written when it has ended, so a killed node leaves no partial span, but a gap until it is
+back.
 """
 
 import contextlib
@@ -16,7 +18,9 @@ FILE = "timeline.jsonl"
 _MIN_WAITING = 1e-3  # seconds; spans of work are recorded however short they are
 
 Activity = Literal["waiting", "receiving", "training", "sending", "refining"]
-"""For the next round; for its broadcast; stage 1; from the offer to Accepted; stage 2, beside the sending."""
+"""For the next round; for its broadcast; stage 1; from the offer to Accepted; stage 2,
+beside the sending.
+"""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -30,11 +34,16 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Recorder of the spans of one run in `folder`; those of earlier runs are dropped. Used by one thread."""
+    """Recorder of the spans of one run in `folder`; those of earlier runs are dropped.
+
+    Used by one thread.
+    """
 
     def __init__(self, folder: Path, run: str, most: int = 10_000):
         """The newest `most` spans are kept: about 1 MB and 2,000 rounds."""
-        self._path, self._run, self._most = folder / FILE, run, most
+        self._path = folder / FILE
+        self._run = run
+        self._most = most
         self._begun: dict[Activity, tuple[int, float]] = {}
         # The wall clock is read once: if it is set while we run, no span ends before it began.
         self._epoch = time.time() - time.monotonic()
@@ -49,7 +58,8 @@ class Timeline:
     def end(self, activity: Activity) -> None:
         """An activity ends now, if it has begun."""
         if activity in self._begun:
-            (round_, begin), end = self._begun.pop(activity), self._now()
+            (round_, begin) = self._begun.pop(activity)
+            end = self._now()
             if activity != "waiting" or end - begin >= _MIN_WAITING:
                 self._append(Span(self._run, round_, activity, round(begin, 3), round(end, 3)))
 

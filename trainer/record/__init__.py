@@ -1,1 +1,3 @@
-"""Records that an auditor can verify offline: of a coordinator, of a line; and what bundles and models know of them."""
+"""Records that an auditor can verify offline: of a coordinator, of a line;
+and what bundles and models know of them.
+"""

@@ -1,14 +1,16 @@
-"""Verification of records, bundles and models from files alone, and of what they say of one another.
+"""Verification of records, bundles and models from files alone,
+and of what they say of one another.
 
-A chain proves that its entries stand as they did when its head was known: to whoever signed it, or to who kept it, as
-bundles and models keep that of their coordinator. Without either, its owner could have written all of it anew.
+A chain proves that its entries stand as they did when its head was known: to whoever signed it, or
+to who kept it, as bundles and models keep that of their coordinator. Without either, its owner
+could have written all of it anew.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import msgspec
@@ -44,8 +46,8 @@ from trainer.record.record_file import (
 
 _OTHER = f"give the record of that run; if it should be in one of these, it was removed: {ASK}"
 _PLAIN = (
-    "no signature was looked at: its owner could have written all of it anew; compare it with heads that others keep "
-    "(bundles, models, --head)"
+    "no signature was looked at: its owner could have written all of it anew; compare it with "
+    "heads that others keep (bundles, models, --head)"
 )
 _FACTS = {"run begun", "round closed", "run ended"}
 _EVENTS = {"added", "activated", "refused", "confirmed", "rolled back", "kept"}
@@ -97,7 +99,10 @@ class Result:
 
     def as_text(self) -> Iterator[str]:
         """For people. What others wrote cannot begin a line of its own."""
-        lines = [f"{self.path}: {self.kind or 'cannot be read'}", *(f"  {text}" for text in self.says)]
+        lines = [
+            f"{self.path}: {self.kind or 'cannot be read'}",
+            *(f"  {text}" for text in self.says),
+        ]
         lines += [f"  verified: {text}" for text in self.verified]
         lines += [f"  not verified: {text}" for text in self.not_verified]
         if self.refused:
@@ -106,18 +111,24 @@ class Result:
 
     def as_object(self) -> dict[str, object]:
         """For machines."""
+        head = {"entries": len(self.digests), "digest": self.digests[-1]} if self.digests else None
+        refused = (
+            {"what": self.refused.what, "remedy": self.refused.remedy} if self.refused else None
+        )
         return {
             "path": str(self.path),
             "kind": self.kind,
             "verified": self.verified,
             "not_verified": self.not_verified,
             "says": self.says,
-            "head": {"entries": len(self.digests), "digest": self.digests[-1]} if self.digests else None,
-            "refused": {"what": self.refused.what, "remedy": self.refused.remedy} if self.refused else None,
+            "head": head,
+            "refused": refused,
         }
 
 
-def verify(paths: Sequence[Path], trust: Trust | None = None, heads: Sequence[str] = ()) -> list[Result]:
+def verify(
+    paths: Sequence[Path], trust: Trust | None = None, heads: Sequence[str] = ()
+) -> list[Result]:
     """Verify each, and all of them against one another. `heads` are digests that somebody has kept.
 
     Raises:
@@ -131,15 +142,20 @@ def verify(paths: Sequence[Path], trust: Trust | None = None, heads: Sequence[st
             if result.origin and not result.refused:
                 _compare_origin(result, result.origin, [each for each in records if each.runs])
             if result.bundle:
-                result.says += [text for record in records for text in _service(record, result.bundle)]
+                result.says += list(
+                    chain.from_iterable(_service(record, result.bundle) for record in records)
+                )
     for head in heads:
         found = [each for each in records if head in each.digests]
         for record in found:
             number = record.digests.index(head) + 1
-            record.verified.append(f"the head {head} is its entry {number}: up to there it is as it was then")
+            record.verified.append(
+                f"the head {head} is its entry {number}: up to there it is as it was then"
+            )
         if not found and results:
             results[-1].refused = results[-1].refused or RefusedError(
-                f"the head {head} is that of no record that was given: an entry up to it was changed or removed",
+                f"the head {head} is that of no record that was given: an entry up to it was "
+                "changed or removed",
                 f"give the record that it is of; else {ASK}",
             )
     return results
@@ -154,7 +170,8 @@ def _kind_of(path: Path) -> Look:
     if (path / bundle_format.MANIFEST).is_file():
         if role := _vfl_role(path):
             raise UsageError(
-                f"{path} is the bundle of a {role}, and records are of horizontal federations", "leave it out"
+                f"{path} is the bundle of a {role}, and records are of horizontal federations",
+                "leave it out",
             )
         return _look_at_bundle
     if is_coordinator(path):
@@ -166,7 +183,8 @@ def _kind_of(path: Path) -> Look:
         return _look_at_line
     raise UsageError(
         f"{path} is nothing that can be verified",
-        "name a bundle, a record that edge-node record wrote, or the state folder of a coordinator, a node or a line",
+        "name a bundle, a record that edge-node record wrote, or the state folder of a "
+        "coordinator, a node or a line",
     )
 
 
@@ -203,12 +221,18 @@ def _look_at_file(result: Result, trust: Trust | None) -> None:
     file = RecordFile(result.path)
     _follow(result, file.lines())
     seal = file.seal
-    if seal is None or [seal.head.digest] != result.digests[-1:] or seal.head.entries != len(result.digests):
+    if (
+        seal is None
+        or [seal.head.digest] != result.digests[-1:]
+        or seal.head.entries != len(result.digests)
+    ):
         raise ChainError("its last line, which has its head, is missing or of other entries")
     if not seal.name:
         result.not_verified.append(_PLAIN)
     elif trust is None:
-        result.not_verified.append(f"it says that {seal.name} has signed it: --trust FILE verifies that")
+        result.not_verified.append(
+            f"it says that {seal.name} has signed it: --trust FILE verifies that"
+        )
     else:
         _verify_seal(result, seal, trust)
 
@@ -222,7 +246,9 @@ def _verify_seal(result: Result, seal: Seal, trust: Trust) -> None:
         message_signing.verify_head(seal.head, key, members.federation, seal.name)
     except ForgedError as error:
         raise RefusedError(f"{result.path} is not signed by {seal.name}: {error}", ASK) from None
-    result.verified.append(f"{seal.name}, a member of federation {members.federation}, has signed its head")
+    result.verified.append(
+        f"{seal.name}, a member of federation {members.federation}, has signed its head"
+    )
 
 
 def _look_at_coordinator(result: Result, _: Trust | None) -> None:
@@ -236,9 +262,13 @@ def _look_at_line(result: Result, _: Trust | None) -> None:
     (folder,) = line_stores(result.path)
     store = BundleStore(folder)
     for event in store.state().history:
-        if event.number and result.digests[event.number - 1] != checksums.digest(line_record.entry(event)):
+        if event.number and result.digests[event.number - 1] != checksums.digest(
+            line_record.entry(event)
+        ):
             raise RefusedError(
-                f"the record {folder / line_record.FILE} contradicts state.json beside it in entry {event.number}", ASK
+                f"the record {folder / line_record.FILE} contradicts state.json beside it in "
+                f"entry {event.number}",
+                ASK,
             )
     for digest in store.digests():
         bundle_format.read_bundle(store.path(digest))
@@ -255,15 +285,23 @@ def _follow(result: Result, lines: Iterator[bytes]) -> None:
         try:
             unknown += not _gather(result, entry)
         except (msgspec.ValidationError, KeyError) as error:
-            raise ChainError(f"entry {head.entries} contradicts itself or earlier ones: {error}") from None
+            raise ChainError(
+                f"entry {head.entries} contradicts itself or earlier ones: {error}"
+            ) from None
     newest = len(result.digests)
-    result.kind = f"record of {'a line' if result.events else 'a coordinator'}" if newest else "empty record"
+    if newest:
+        owner = "a line" if result.events else "a coordinator"
+        result.kind = f"record of {owner}"
+    else:
+        result.kind = "empty record"
     if unknown:
-        result.not_verified.append(f"what {unknown} of its entries say: this version does not know their kinds")
+        result.not_verified.append(
+            f"what {unknown} of its entries say: this version does not know their kinds"
+        )
     if newest:
         result.verified.append(f"each of {newest} entries follows the one before")
         result.says.append(f"head: entry {newest}, {result.digests[-1]}")
-    result.says += [text for run in result.runs.values() for text in _describe_run(run)]
+    result.says += list(chain.from_iterable(_describe_run(run) for run in result.runs.values()))
     result.says += _describe_service(result)
 
 
@@ -289,14 +327,18 @@ def _gather(result: Result, entry: Entry) -> bool:
 
 
 def _describe_run(run: Run) -> Iterator[str]:
-    begun, spec, ended = run.begun, run.spec, run.ended
+    begun = run.begun
+    spec = run.spec
+    ended = run.ended
     end = f"{ended.outcome} {ended.time[:19]}" if ended else "not ended"
     yield (
-        f"run {begun.run} of federation {spec.federation}: {spec.method} with {spec.model}, aggregated by "
-        f"{spec.aggregation.rule}, edge-node {spec.software}; begun {begun.time[:19]}, {len(run.rounds)} of "
-        f"{spec.rounds} rounds closed, {end}"
+        f"run {begun.run} of federation {spec.federation}: {spec.method} with {spec.model}, "
+        f"aggregated by {spec.aggregation.rule}, edge-node {spec.software}; begun "
+        f"{begun.time[:19]}, {len(run.rounds)} of {spec.rounds} rounds closed, {end}"
     )
-    for node in sorted({node for closed in run.rounds.values() for node in closed.contributions}):
+    for node in sorted(
+        set(chain.from_iterable(closed.contributions for closed in run.rounds.values()))
+    ):
         yield f"  {node} contributed to rounds {_ranges(run.took_part(node))}"
     if ended and ended.result:
         yield f"  result: {ended.result}"
@@ -336,32 +378,40 @@ def _look_at_bundle(result: Result, trust: Trust | None) -> None:
     content = bundle_format.load_manifest(folder)
     manifest = bundle_format.parse_manifest(folder, content)
     bundle = bundle_format.check_bundle(folder, manifest, content)
-    result.kind, result.bundle = "bundle", bundle.digest
+    result.kind = "bundle"
+    result.bundle = bundle.digest
     result.says.append(f"bundle {manifest.id}, {bundle.digest}, of {manifest.created}")
     result.verified.append("its files have the hashes of its manifest")
     made = manifest.provenance
+    head = made.record if made else None
     result.origin = Origin(
-        manifest.federation,
-        manifest.run,
-        manifest.round,
-        manifest.node,
-        manifest.broadcast,
-        made.record if made else None,
+        manifest.federation, manifest.run, manifest.round, manifest.node, manifest.broadcast, head
     )
     if not (folder / bundle_format.SIGNATURE).exists():
-        result.not_verified.append("nobody has signed it: whoever could write here could have made it")
+        result.not_verified.append(
+            "nobody has signed it: whoever could write here could have made it"
+        )
     elif trust is None:
-        result.not_verified.append(f"it says that {manifest.node} has signed it: --trust FILE verifies that")
+        result.not_verified.append(
+            f"it says that {manifest.node} has signed it: --trust FILE verifies that"
+        )
     else:
         charter, signature = (
-            bundle_format.read_small_file(folder, name) for name in (bundle_format.CHARTER, bundle_format.SIGNATURE)
+            bundle_format.read_small_file(folder, name)
+            for name in (bundle_format.CHARTER, bundle_format.SIGNATURE)
         )
-        members = member_list.verify_signature(charter, trust.authority, f"{folder / bundle_format.CHARTER}")
+        members = member_list.verify_signature(
+            charter, trust.authority, f"{folder / bundle_format.CHARTER}"
+        )
         try:
-            signing.verify(members.key(manifest.node) or "", bundle_format.CONTEXT, content, signature)
+            signing.verify(
+                members.key(manifest.node) or "", bundle_format.CONTEXT, content, signature
+            )
         except ForgedError as error:
             raise RefusedError(f"{folder} is not signed by {manifest.node}: {error}", ASK) from None
-        result.verified.append(f"{manifest.node}, a member of federation {members.federation}, has signed it")
+        result.verified.append(
+            f"{manifest.node}, a member of federation {members.federation}, has signed it"
+        )
         if manifest.broadcast:
             _verify_origin(result, result.origin, members)
     if unlisted := bundle_format.unlisted_files(folder, manifest):
@@ -373,10 +423,14 @@ def _look_at_model(folder: Path, result: Result, trust: Trust | None) -> None:
     try:
         model = read_json(folder / PERSONAL_MODEL, _Model, "metadata of a personal model", again)
         sums = (
-            read_bytes(folder / checksums.SUMS, checksums.SUMS, again) if (folder / checksums.SUMS).is_file() else b""
+            read_bytes(folder / checksums.SUMS, checksums.SUMS, again)
+            if (folder / checksums.SUMS).is_file()
+            else b""
         )
         names = [line.partition("  ")[2] for line in sums.decode().splitlines()]
-        if strange := [name for name in names if Path(name).name != name or not (folder / name).is_file()]:
+        if strange := [
+            name for name in names if Path(name).name != name or not (folder / name).is_file()
+        ]:
             raise checksums.DamagedError(f"{strange[0]} is missing")
         checksums.verify(folder, *names)
     except (OSError, ValueError) as error:  # DamagedError and what decoding raises are ValueErrors
@@ -384,17 +438,20 @@ def _look_at_model(folder: Path, result: Result, trust: Trust | None) -> None:
     result.kind = "model"
     result.says.append(f"model of {model.node}, federation {model.federation}, run {model.run}")
     if names:
-        result.verified.append(f"its files have the hashes of {checksums.SUMS}, which nobody has signed")
+        result.verified.append(
+            f"its files have the hashes of {checksums.SUMS}, which nobody has signed"
+        )
     else:
         result.not_verified.append(f"its files: there is no {checksums.SUMS}")
     broadcast = model.broadcast
-    result.origin = Origin(
-        model.federation, model.run, model.round, model.node, broadcast, broadcast.record if broadcast else None
-    )
+    head = broadcast.record if broadcast else None
+    result.origin = Origin(model.federation, model.run, model.round, model.node, broadcast, head)
     if broadcast is None or not broadcast.signature:
         result.not_verified.append("its coordinator has signed nothing of what it was made from")
     elif trust is None:
-        result.not_verified.append("it holds its coordinator's signature: --trust FILE verifies that")
+        result.not_verified.append(
+            "it holds its coordinator's signature: --trust FILE verifies that"
+        )
     else:
         members = member_list.verify_signature(trust.charter, trust.authority, "the trust file")
         _verify_origin(result, result.origin, members)
@@ -417,8 +474,14 @@ def _verify_origin(result: Result, origin: Origin, members: MemberList) -> None:
             key = members.coordinator.key
             message_signing.verify_head(origin.head, key, members.federation, topics.COORDINATOR)
     except ForgedError as error:
-        raise RefusedError(f"{result.path} was not made from what its coordinator has signed: {error}", ASK) from None
-    signed = "the broadcast that it was made from, and the head of its record" if origin.head else "its broadcast"
+        raise RefusedError(
+            f"{result.path} was not made from what its coordinator has signed: {error}", ASK
+        ) from None
+    signed = (
+        "the broadcast that it was made from, and the head of its record"
+        if origin.head
+        else "its broadcast"
+    )
     result.verified.append(f"the coordinator has signed {signed}")
 
 
@@ -427,31 +490,44 @@ def _verify_origin(result: Result, origin: Origin, members: MemberList) -> None:
 
 def _compare_origin(result: Result, origin: Origin, records: Sequence[Result]) -> None:
     """Compare what a bundle or a model knows with the records of coordinators."""
-    head, having = origin.head, [each for each in records if origin.run in each.runs]
+    head = origin.head
+    having = [each for each in records if origin.run in each.runs]
     if head is None:
         result.not_verified.append(
-            "it knows no head of its coordinator's record: that was an earlier version, or none, as in a simulation"
+            "it knows no head of its coordinator's record: that was an earlier version, or none, "
+            "as in a simulation"
         )
     if not records:
-        result.not_verified.append("what its coordinator's record says of it: there is none to compare it with")
+        result.not_verified.append(
+            "what its coordinator's record says of it: there is none to compare it with"
+        )
     elif not having:
-        raise RefusedError(f"no record that was given has the run {origin.run} that {result.path} comes from", _OTHER)
+        raise RefusedError(
+            f"no record that was given has the run {origin.run} that {result.path} comes from",
+            _OTHER,
+        )
     for record in having:
         if head and record.digests[head.entries - 1 : head.entries] != [head.digest]:
             raise RefusedError(
-                f"the record {record.path} is not the one that {result.path} was made under: of its entry "
-                f"{head.entries} that knows another hash",
+                f"the record {record.path} is not the one that {result.path} was made under: of "
+                f"its entry {head.entries} that knows another hash",
                 f"if the record is an older export, take a newer one; else it was rewritten: {ASK}",
             )
         if head:
             record.verified.append(f"up to entry {head.entries} it is as {result.path} knows it")
-        run, broadcast = record.runs[origin.run], origin.broadcast
-        known = {each.broadcast for each in run.rounds.values()} | {run.ended.result if run.ended else None}
+        run = record.runs[origin.run]
+        broadcast = origin.broadcast
+        result_or_none = run.ended.result if run.ended else None
+        known = {each.broadcast for each in run.rounds.values()} | {result_or_none}
         if broadcast and broadcast.digest not in known:
-            raise RefusedError(f"the record {record.path} knows no broadcast {broadcast.digest} of {result.path}", ASK)
+            raise RefusedError(
+                f"the record {record.path} knows no broadcast {broadcast.digest} of {result.path}",
+                ASK,
+            )
         rounds = _ranges(run.took_part(origin.node)) or "none"
+        broadcast_text = " and its broadcast" if broadcast else ""
         result.verified.append(
-            f"the record {record.path} has its run{' and its broadcast' if broadcast else ''}; "
+            f"the record {record.path} has its run{broadcast_text}; "
             f"{origin.node} contributed to rounds {rounds} there"
         )
 

@@ -1,6 +1,7 @@
 """Exported records: a file with a record's entries, a line each, and a last line with its head.
 
-Who exports it with a kit signs the head, and the kit's member list stands beside, which says whose key that is.
+Who exports it with a kit signs the head, and the kit's member list stands beside, which says whose
+key that is.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,10 @@ from trainer.federation.server import journal
 from trainer.federation.server.record_facts import as_entry
 
 _MARK = b'{"seal":'
-ASK = "ask its owner for another copy, and compare both with what others keep: bundles, heads, older exports"
+ASK = (
+    "ask its owner for another copy, and compare both with what others keep: bundles, heads, "
+    "older exports"
+)
 
 
 class RefusedError(EdgeNodeError):
@@ -38,7 +42,8 @@ class Seal(Struct, frozen=True, kw_only=True):
 
 
 def stored_lines(folder: Path) -> Iterator[bytes]:
-    """The record of a coordinator's state folder, or of a line's: its own, or that with its bundles.
+    """The record of a coordinator's state folder, or of a line's: its own,
+    or that with its bundles.
 
     Raises:
         UsageError: there is none, or of several lines.
@@ -51,12 +56,14 @@ def stored_lines(folder: Path) -> Iterator[bytes]:
         return
     stores = line_stores(folder)
     if len(stores) != 1:
-        raise UsageError(
-            f"{folder} holds the records of {len(stores) or 'no'} lines",
+        remedy = (
             f"name one: {' or '.join(map(str, stores))}"
             if stores
-            else "pass the --state folder of edge-node coordinate, or the --memory folder of a line",
+            else (
+                "pass the --state folder of edge-node coordinate, or the --memory folder of a line"
+            )
         )
+        raise UsageError(f"{folder} holds the records of {len(stores) or 'no'} lines", remedy)
     yield from line_record.read(stores[0], BundleStore(stores[0]).state().history)
 
 
@@ -67,14 +74,20 @@ def is_coordinator(folder: Path) -> bool:
 
 def line_stores(folder: Path) -> list[Path]:
     """The stores of lines in a state folder, or the folder itself if it is one."""
-    return sorted(path.parent for pattern in ("", "bundles/*/") for path in folder.glob(f"{pattern}state.json"))
+    collected_line_stores = []
+    for pattern in ("", "bundles/*/"):
+        for path in folder.glob(f"{pattern}state.json"):
+            collected_line_stores.append(path.parent)
+    return sorted(collected_line_stores)
 
 
 def export(folder: Path, out: Path, kit: Kit | None) -> RecordHead:
-    """Write the record of a state folder to a file, its head signed by the kit's owner; return the head.
+    """Write the record of a state folder to a file, its head signed by the kit's owner;
+    return the head.
 
     Raises:
-        EdgeNodeError: as `stored_lines`; it is damaged; there is no entry yet; or `out` cannot be written.
+        EdgeNodeError: as `stored_lines`; it is damaged; there is no entry yet; or `out` cannot be
+            written.
     """
     signer = MessageSigner(kit) if kit else None
     head: RecordHead | None = None
@@ -91,24 +104,33 @@ def export(folder: Path, out: Path, kit: Kit | None) -> RecordHead:
             for _, newest in hash_chain.follow(written()):
                 head = newest
             if head is None:
-                raise UsageError(f"the record in {folder} has no entry yet", "export it once something has happened")
+                raise UsageError(
+                    f"the record in {folder} has no entry yet",
+                    "export it once something has happened",
+                )
             head = signer.sign_head(head) if signer else head
             seal = Seal(head=head)
             if kit and head.signature:
-                seal = Seal(head=head, federation=kit.federation, name=kit.name, charter=kit.charter)
+                seal = Seal(
+                    head=head, federation=kit.federation, name=kit.name, charter=kit.charter
+                )
             file.write(hash_chain.encode({"seal": msgspec.to_builtins(seal)}) + b"\n")
 
     try:
         with disk.writing(out.parent):
             disk.replace(out, write)
     except ChainError as error:
-        raise RefusedError(f"{folder} is not what was written: {error}", "restore it from a copy") from None
+        raise RefusedError(
+            f"{folder} is not what was written: {error}", "restore it from a copy"
+        ) from None
     assert head is not None
     return head
 
 
 class RecordFile:
-    """An exported record; `seal` is there once all `lines` were read, unless the file was cut off."""
+    """An exported record; `seal` is there once all `lines` were read,
+    unless the file was cut off.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,1 +1,3 @@
-"""Results of a run: a summary, and one self-contained web page built from page.html, page.css and page.js."""
+"""Results of a run: a summary, and one self-contained web page built from page.html,
+page.css and page.js.
+"""

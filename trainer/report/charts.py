@@ -1,11 +1,15 @@
-"""Charts of the report page: SVG from numbers. Colours are CSS classes (`n0`.. nodes, `c0`.. classes) of page.css.
+"""Charts of the report page: SVG from numbers.
 
-Every text goes through `Markup.format`, which escapes it: names come from folders and from the network.
+Colours are CSS classes (`n0`.. nodes, `c0`.. classes) of page.css.
+
+Every text goes through `Markup.format`, which escapes it: names come from folders and from the
+network.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple, get_args
 
@@ -50,11 +54,15 @@ def _svg(width: float, height: float, label: str, *content: Markup, attributes: 
 
 
 def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> Markup:
-    return Markup('<text x="{:.1f}" y="{:.1f}" class="{}" text-anchor="{}">{}</text>').format(x, y, kind, anchor, words)
+    return Markup('<text x="{:.1f}" y="{:.1f}" class="{}" text-anchor="{}">{}</text>').format(
+        x, y, kind, anchor, words
+    )
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    return Markup('<path class="{}" d="M{:.1f} {:.1f}L{:.1f} {:.1f}"/>').format(kind, x1, y1, x2, y2)
+    return Markup('<path class="{}" d="M{:.1f} {:.1f}L{:.1f} {:.1f}"/>').format(
+        kind, x1, y1, x2, y2
+    )
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -62,23 +70,45 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     span = (high - low) or 1.0
     step = 10 ** math.floor(math.log10(span / most))
     step = next(step * factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
-    return [round(step * k, 10) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [
+        round(step * k, 10)
+        for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 # Line charts
 
 
 def line_chart(
-    title: str, series: Sequence[Series], rounds: int, *, reference: ReferenceLine | None = None, percent: bool = False
+    title: str,
+    series: Sequence[Series],
+    rounds: int,
+    *,
+    reference: ReferenceLine | None = None,
+    percent: bool = False,
 ) -> Markup:
     """A line for each node over rounds 1 to `rounds`, labelled at its end if there are few."""
-    width, height, right, top, bottom = 300.0, 210.0, 66.0, 10.0, 30.0
+    width = 300.0
+    height = 210.0
+    right = 66.0
+    top = 10.0
+    bottom = 30.0
     factor = 100 if percent else 1
-    series = [line._replace(points=[(x, y * factor) for x, y in line.points]) for line in series]
-    ys = [y for line in series for _, y in line.points] + ([reference.value] if reference else [])
-    first, last = 1, max(rounds, 2)
+    lines = []
+    for line in series:
+        lines.append(line._replace(points=[(x, y * factor) for x, y in line.points]))
+    series = lines
+    heights = []
+    for line in series:
+        for _, y in line.points:
+            heights.append(y)
+    reference_value = [reference.value] if reference else []
+    ys = heights + reference_value
+    first = 1
+    last = max(rounds, 2)
     margin = 0.06 * ((max(ys) - min(ys)) or 1.0)
-    low, high = min(ys) - margin, max(ys) + margin
+    low = min(ys) - margin
+    high = max(ys) + margin
     values = ticks(low, high)
     left = 10 + 6 * max(len(f"{value:g}") for value in values)
 
@@ -97,7 +127,9 @@ def line_chart(
             parts.append(_text(at_x(value), height - bottom + 14, f"{value:g}", "tick", "middle"))
     parts.append(_text((left + width - right) / 2, height - 3, "round", "tick", "middle"))
     if reference:
-        parts.append(_line(left, at_y(reference.value), width - right, at_y(reference.value), "rule"))
+        parts.append(
+            _line(left, at_y(reference.value), width - right, at_y(reference.value), "rule")
+        )
     for line in series:
         path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
         drawn = Markup('<path class="line {}" d="M{}"><title>{}</title></path>')
@@ -109,23 +141,45 @@ def line_chart(
         parts.append(_text(left + 4, at_y(reference.value) - 4, reference.text, "tick"))
     if len(series) <= _MAX_LABELLED:
         parts += _end_labels(series, at_x(last), at_y, height - bottom)
-    ranges = "; ".join(f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series)
+    ranges = "; ".join(
+        f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series
+    )
+    unit = " %" if percent else ""
+    names = []
+    for line in series:
+        names.append(
+            [
+                line.name,
+                node_class(line.number),
+                {f"{x:g}": float(f"{y:.4g}") for x, y in line.points},
+            ]
+        )
     readout = {
-        "left": left, "right": width - right, "top": top, "bottom": height - bottom, "first": first, "last": last,
-        "unit": " %" if percent else "",
-        "lines": [
-            [line.name, node_class(line.number), {f"{x:g}": float(f"{y:.4g}") for x, y in line.points}]
-            for line in series
-        ],
-    }  # fmt: skip
-    data = Markup(' class="curves" data-readout="{}"').format(json.dumps(readout, separators=(",", ":")))
+        "left": left,
+        "right": width - right,
+        "top": top,
+        "bottom": height - bottom,
+        "first": first,
+        "last": last,
+        "unit": unit,
+        "lines": names,
+    }
+    data = Markup(' class="curves" data-readout="{}"').format(
+        json.dumps(readout, separators=(",", ":"))
+    )
     return _svg(width, height, f"{title} by round: {ranges}", *parts, attributes=data)
 
 
 def learning_curve(points: Sequence[CurvePoint]) -> Markup:
     """Accuracy, %, by images of each class, on a logarithmic scale, with the interval as a band."""
-    width, height, left, right, top, bottom = 300.0, 210.0, 34.0, 14.0, 10.0, 30.0
-    first, last = math.log(points[0].images), math.log(max(points[-1].images, 2))
+    width = 300.0
+    height = 210.0
+    left = 34.0
+    right = 14.0
+    top = 10.0
+    bottom = 30.0
+    first = math.log(points[0].images)
+    last = math.log(max(points[-1].images, 2))
     floor = math.floor(10 * min(point.accuracy.low for point in points)) / 10
 
     def at_x(images: int) -> float:
@@ -139,25 +193,45 @@ def learning_curve(points: Sequence[CurvePoint]) -> Markup:
         parts.append(_line(left, at_y(value / 100), width - right, at_y(value / 100), "grid"))
         parts.append(_text(left - 6, at_y(value / 100) + 3.5, f"{value:g}", "tick", "end"))
     for place, point in enumerate(points):
-        if place in (0, len(points) - 1) or at_x(points[-1].images) - at_x(point.images) > _TICK_ROOM:
-            parts.append(_text(at_x(point.images), height - bottom + 14, f"{point.images}", "tick", "middle"))
-    parts.append(_text((left + width - right) / 2, height - 3, "images of each class", "tick", "middle"))
+        if (
+            place in (0, len(points) - 1)
+            or at_x(points[-1].images) - at_x(point.images) > _TICK_ROOM
+        ):
+            parts.append(
+                _text(at_x(point.images), height - bottom + 14, f"{point.images}", "tick", "middle")
+            )
+    parts.append(
+        _text((left + width - right) / 2, height - 3, "images of each class", "tick", "middle")
+    )
     outline = [(at_x(point.images), at_y(point.accuracy.high)) for point in points]
     outline += [(at_x(point.images), at_y(point.accuracy.low)) for point in reversed(points)]
     middle = [(at_x(point.images), at_y(point.accuracy.value)) for point in points]
-    band, line = ("L".join(f"{x:.1f} {y:.1f}" for x, y in each) for each in (outline, middle))
-    parts.append(Markup('<path class="band n0" d="M{}Z"/><path class="line n0" d="M{}"/>').format(band, line))
+    outlines = []
+    for each in (outline, middle):
+        outlines.append("L".join(f"{x:.1f} {y:.1f}" for x, y in each))
+    band, line = outlines
+    parts.append(
+        Markup('<path class="band n0" d="M{}Z"/><path class="line n0" d="M{}"/>').format(band, line)
+    )
     for point, (x, y) in zip(points, middle, strict=True):
         share = point.accuracy
-        words = f"{point.images}: {share.value:.1%}, 95 % interval {share.low:.0%} to {share.high:.0%}"
-        dot = Markup('<circle class="point n0" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}</title></circle>')
+        words = (
+            f"{point.images}: {share.value:.1%}, 95 % interval {share.low:.0%} to {share.high:.0%}"
+        )
+        dot = Markup(
+            '<circle class="point n0" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}</title></circle>'
+        )
         parts.append(dot.format(x, y, words))
     told = "; ".join(f"{point.accuracy.value:.0%} with {point.images}" for point in points)
     return _svg(width, height, f"Accuracy by images of each class: {told}", *parts)
 
 
-def _end_labels(series: Sequence[Series], x: float, at_y: Callable[[float], float], bottom: float) -> list[Markup]:
-    """Names at the ends of the lines, moved apart so that they do not overlap, each tied to its line."""
+def _end_labels(
+    series: Sequence[Series], x: float, at_y: Callable[[float], float], bottom: float
+) -> list[Markup]:
+    """Names at the ends of the lines, moved apart so that they do not overlap,
+    each tied to its line.
+    """
     wanted = sorted((at_y(line.points[-1][1]), line) for line in series)
     positions = [y for y, _ in wanted]
     for index in range(1, len(positions)):
@@ -166,7 +240,14 @@ def _end_labels(series: Sequence[Series], x: float, at_y: Callable[[float], floa
     parts = []
     for place, (y, line) in zip(positions, wanted, strict=True):
         parts.append(_line(x + 1, y, x + 9, place, f"tie {node_class(line.number)}"))
-        parts.append(_text(x + 12, place + 3.5, shorten(line.name, _LABEL_LENGTH), f"name {node_class(line.number)}"))
+        parts.append(
+            _text(
+                x + 12,
+                place + 3.5,
+                shorten(line.name, _LABEL_LENGTH),
+                f"name {node_class(line.number)}",
+            )
+        )
     return parts
 
 
@@ -200,23 +281,34 @@ class Point(NamedTuple):
 
 def scatter_plot(label: str, points: Sequence[Point]) -> Markup:
     """Images as markers; those classified wrongly have a ring."""
-    width, height, margin = 300.0, 230.0, 14.0
+    width = 300.0
+    height = 230.0
+    margin = 14.0
     positions = np.array([(point.x, point.y) for point in points])
-    low, span = positions.min(0), np.ptp(positions, 0)
+    low = positions.min(0)
+    span = np.ptp(positions, 0)
     span[span == 0] = 1.0
     scaled = (positions - low) / span * (width - 2 * margin, height - 2 * margin) + margin
-    parts = [Markup('<rect class="frame" x=".5" y=".5" width="{:g}" height="{:g}"/>').format(width - 1, height - 1)]
+    parts = [
+        Markup('<rect class="frame" x=".5" y=".5" width="{:g}" height="{:g}"/>').format(
+            width - 1, height - 1
+        )
+    ]
     drawn = Markup('<g class="{}"><use href="#{}" x="{:.1f}" y="{:.1f}"/>{}<title>{}</title></g>')
     ring = Markup('<circle class="ring" cx="{:.1f}" cy="{:.1f}" r="7.5"/>')
     for point, (x, y) in zip(points, scaled, strict=True):
         circle = Markup("") if point.correct else ring.format(x, y)
-        parts.append(drawn.format(label_class(point.label), marker_id(point.label), x, y, circle, point.text))
+        parts.append(
+            drawn.format(label_class(point.label), marker_id(point.label), x, y, circle, point.text)
+        )
     return _svg(width, height, label, *parts)
 
 
 def interval_bar(number: int, low: float, value: float, high: float, alone: float | None) -> Markup:
     """An accuracy with its interval on a scale of 0 to 1; a hollow circle for training alone."""
-    width, height, margin = 170.0, 20.0, 6.0
+    width = 170.0
+    height = 20.0
+    margin = 6.0
 
     def at(share: float) -> float:
         return margin + share * (width - 2 * margin)
@@ -224,9 +316,16 @@ def interval_bar(number: int, low: float, value: float, high: float, alone: floa
     parts = [_line(at(tick), 2, at(tick), height - 2, "grid") for tick in (0, 0.25, 0.5, 0.75, 1)]
     parts.append(_line(at(low), height / 2, at(high), height / 2, f"bar {node_class(number)}"))
     if alone is not None:
-        parts.append(Markup('<circle class="alone" cx="{:.1f}" cy="10" r="4.5"/>').format(at(alone)))
-    parts.append(Markup('<circle class="dot n{}" cx="{:.1f}" cy="10" r="4"/>').format(number % COLOURS, at(value)))
-    label = f"{value:.0%}, interval {low:.0%} to {high:.0%}" + (f", alone {alone:.0%}" if alone is not None else "")
+        parts.append(
+            Markup('<circle class="alone" cx="{:.1f}" cy="10" r="4.5"/>').format(at(alone))
+        )
+    parts.append(
+        Markup('<circle class="dot n{}" cx="{:.1f}" cy="10" r="4"/>').format(
+            number % COLOURS, at(value)
+        )
+    )
+    alone_text = f", alone {alone:.0%}" if alone is not None else ""
+    label = f"{value:.0%}, interval {low:.0%} to {high:.0%}" + alone_text
     return _svg(width, height, label, *parts)
 
 
@@ -242,8 +341,14 @@ class Lane(NamedTuple):
 
 
 def timeline_chart(lanes: Sequence[Lane], begin: float, end: float, label: str) -> Markup:
-    """What each node did between two moments, computing above the network; gaps are times that were not recorded."""
-    width, left, pitch, top, bottom = 1000.0, 112.0, 34.0, 22.0, 30.0
+    """What each node did between two moments, computing above the network;
+    gaps are times that were not recorded.
+    """
+    width = 1000.0
+    left = 112.0
+    pitch = 34.0
+    top = 22.0
+    bottom = 30.0
     height = top + pitch * len(lanes) + bottom
     scale = (width - left - 10) / ((end - begin) or 1.0)
 
@@ -253,50 +358,75 @@ def timeline_chart(lanes: Sequence[Lane], begin: float, end: float, label: str) 
     parts = []
     for value in ticks(0, end - begin, 10):
         parts.append(_line(at(begin + value), top, at(begin + value), height - bottom, "grid"))
-        parts.append(_text(at(begin + value), height - bottom + 15, f"{value:g} s", "tick", "middle"))
+        parts.append(
+            _text(at(begin + value), height - bottom + 15, f"{value:g} s", "tick", "middle")
+        )
     parts += _round_marks(lanes, begin, end, at)
     for row, lane in enumerate(lanes):
         y = top + pitch * row + 4
         parts.append(_text(0, y + 14, shorten(lane.name, 15), f"name n{lane.number % COLOURS}"))
         for activity in ACTIVITIES:
             path = _bars(lane.spans, activity, begin, end, at, y)
-            parts.append(Markup('<path class="{}" d="{}"/>').format(activity, path) if path else Markup(""))
+            part = (
+                Markup('<path class="{}" d="{}"/>').format(activity, path) if path else Markup("")
+            )
+            parts.append(part)
     return _svg(width, height, label, *parts)
 
 
-_TRACKS = {"waiting": (6.0, 2.0), "training": (0.0, 14.0), "refining": (0.0, 14.0)}  # offset and height
+# offset and height
+_TRACKS = {"waiting": (6.0, 2.0), "training": (0.0, 14.0), "refining": (0.0, 14.0)}
 _NETWORK = (17.0, 7.0)
 
 
 def _bars(
-    spans: Sequence[Span], activity: Activity, begin: float, end: float, at: Callable[[float], float], y: float
+    spans: Sequence[Span],
+    activity: Activity,
+    begin: float,
+    end: float,
+    at: Callable[[float], float],
+    y: float,
 ) -> str:
     """One path for all spans of an activity, since a long run has thousands."""
     offset, height = _TRACKS.get(activity, _NETWORK)
     return "".join(
-        f"M{(x := at(span.begin)):.1f} {y + offset:g}h{max(at(span.end) - x, 0.3):.1f}v{height:g}H{x:.1f}z"
+        (
+            f"M{(x := at(span.begin)):.1f} "
+            f"{y + offset:g}h{max(at(span.end) - x, 0.3):.1f}v{height:g}H{x:.1f}z"
+        )
         for span in spans
         if span.activity == activity and span.end > begin and span.begin < end
     )
 
 
-def _round_marks(lanes: Sequence[Lane], begin: float, end: float, at: Callable[[float], float]) -> list[Markup]:
+def _round_marks(
+    lanes: Sequence[Lane], begin: float, end: float, at: Callable[[float], float]
+) -> list[Markup]:
     """Labels where the first node begins to train each round; as many as there is room for."""
     begun: dict[int, float] = {}
-    for span in sorted((span for lane in lanes for span in lane.spans), key=lambda span: span.begin):
+    for span in sorted(
+        chain.from_iterable(lane.spans for lane in lanes), key=lambda span: span.begin
+    ):
         if span.activity == "training" and begin <= span.begin <= end:
             begun.setdefault(span.round, span.begin)
-    every = next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if len(begun) / step <= 12), 1000)
-    return [
-        _text(at(moment), 13, f"round {round_}" if len(begun) < 8 else f"{round_}", "tick")
-        for round_, moment in begun.items()
-        if round_ % every == 0 or len(begun) < 8
-    ]
+    every = next(
+        (step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if len(begun) / step <= 12), 1000
+    )
+    round_marks: list[Markup] = []
+    for round_, moment in begun.items():
+        if round_ % every == 0 or len(begun) < 8:
+            words = f"round {round_}" if len(begun) < 8 else f"{round_}"
+            round_marks.append(_text(at(moment), 13, words, "tick"))
+    return round_marks
 
 
 def middle_rounds(lanes: Sequence[Lane], rounds: int = 3) -> tuple[float, float]:
     """Begin and end of a few rounds in the middle of the run."""
-    worked = [span for lane in lanes for span in lane.spans if span.activity != "waiting"]
+    worked = []
+    for lane in lanes:
+        for span in lane.spans:
+            if span.activity != "waiting":
+                worked.append(span)
     numbers = sorted({span.round for span in worked})
     start = max(0, (len(numbers) - rounds) // 2)
     chosen = [span for span in worked if span.round in numbers[start : start + rounds]]
@@ -305,5 +435,7 @@ def middle_rounds(lanes: Sequence[Lane], rounds: int = 3) -> tuple[float, float]
 
 def median_durations(lane: Lane) -> dict[Activity, float]:
     """Median seconds of each activity in a round; activities without spans are left out."""
-    lengths = {a: [span.end - span.begin for span in lane.spans if span.activity == a] for a in ACTIVITIES}
+    lengths = {}
+    for a in ACTIVITIES:
+        lengths[a] = [span.end - span.begin for span in lane.spans if span.activity == a]
     return {activity: median(values) for activity, values in lengths.items() if values}

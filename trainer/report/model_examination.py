@@ -1,9 +1,11 @@
-"""Examination of a personal model by its held-out images: their features in the plane, and occlusion heat maps."""
+"""Examination of a personal model by its held-out images: their features in the plane,
+and occlusion heat maps.
+"""
 
 import base64
 import io
 from collections.abc import Iterator
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +31,11 @@ _BATCH = 32
 _GRID = 6  # patches, down and across, that are occluded one after the other
 _OCCLUSION = 0.11  # standard deviation of an occluded patch, as a share of the image's width
 _MIN_PROJECTED = 5  # images
-# Dark violet over red to pale yellow, with increasing lightness: it can be read without telling hues apart.
+# Dark violet over red to pale yellow, with increasing lightness: it can be read without telling
+# hues apart.
 _HEAT_COLOURS = np.array(
-    [(40, 11, 84), (101, 21, 110), (159, 42, 99), (212, 72, 66), (245, 125, 21), (252, 255, 164)], float
+    [(40, 11, 84), (101, 21, 110), (159, 42, 99), (212, 72, 66), (245, 125, 21), (252, 255, 164)],
+    float,
 )
 
 
@@ -71,26 +75,39 @@ def examine(node: Node, *, examples: bool) -> Examination | None:
     network = Network(metadata.model, len(metadata.classes))
     with torch.no_grad():
         features = np.concatenate(
-            [network.features(tensors, batch).numpy() for batch in _batches(node, list(images.values()))]
+            [
+                network.features(tensors, batch).numpy()
+                for batch in _batches(node, list(images.values()))
+            ]
         )
 
         def example(prediction: HeldOutPrediction) -> Example:
             (batch,) = _batches(node, [images[prediction]])
             return _example(
-                prediction, occlusion_map(network, tensors, batch[0], metadata.classes.index(prediction.verdict))
+                prediction,
+                occlusion_map(
+                    network, tensors, batch[0], metadata.classes.index(prediction.verdict)
+                ),
             )
 
-        correct = [example(prediction) for prediction in _pick_correct(predictions)] if examples else []
+        correct = (
+            [example(prediction) for prediction in _pick_correct(predictions)] if examples else []
+        )
         wrong = [example(prediction) for prediction in _pick_wrong(predictions)] if examples else []
     return Examination(predictions, project(features), correct, wrong)
 
 
 def _unchanged_images(node: Node) -> Iterator[tuple[HeldOutPrediction, np.ndarray]]:
-    """Images uint8 [S, S, 3] at the network's size; those that are gone or have changed are left out."""
+    """Images uint8 [S, S, 3] at the network's size;
+    those that are gone or have changed are left out.
+    """
     for prediction in node.predictions:
         content = checksums.read_unchanged(Path(prediction.path), prediction.digest)
         if content is not None:
-            yield prediction, decode_image(content, node.metadata.preprocessing.size, prediction.path)
+            yield (
+                prediction,
+                decode_image(content, node.metadata.preprocessing.size, prediction.path),
+            )
 
 
 def _batches(node: Node, pixels: list[np.ndarray]) -> Iterator[Tensor]:
@@ -102,10 +119,11 @@ def _batches(node: Node, pixels: list[np.ndarray]) -> Iterator[Tensor]:
 
 
 def occlusion_map(network: Network, personal: Tensors, image: Tensor, label: int) -> np.ndarray:
-    """Evidence for a class: by how much its score falls when a patch is occluded (Zeiler and Fergus 2014).
+    """Evidence for a class: by how much its score falls when a patch is occluded
+    (Zeiler and Fergus 2014).
 
-    A patch is occluded by a soft blur, since a gray square would look like a defect itself. The score is the class's
-    logit less the mean of all logits.
+    A patch is occluded by a soft blur, since a gray square would look like a defect itself. The
+    score is the class's logit less the mean of all logits.
 
     Args:
         network: the structure of `personal`.
@@ -120,7 +138,9 @@ def occlusion_map(network: Network, personal: Tensors, image: Tensor, label: int
     coarse = functional.adaptive_avg_pool2d(image[None], 3)
     blurred = functional.interpolate(coarse, (size, size), mode="bicubic", align_corners=False)[0]
     centres = (torch.arange(_GRID) + 0.5) / _GRID
-    near = torch.exp(-(((torch.arange(size) + 0.5) / size - centres[:, None]) ** 2) / (2 * _OCCLUSION**2))
+    near = torch.exp(
+        -(((torch.arange(size) + 0.5) / size - centres[:, None]) ** 2) / (2 * _OCCLUSION**2)
+    )
     masks = (near[:, None, :, None] * near[None, :, None, :]).reshape(-1, 1, size, size)
     occluded = (image + masks * (blurred - image)).contiguous(memory_format=torch.channels_last)
     logits = network.predict(personal, torch.cat([image[None], occluded]))
@@ -129,14 +149,17 @@ def occlusion_map(network: Network, personal: Tensors, image: Tensor, label: int
 
 
 def project(features: np.ndarray) -> np.ndarray:
-    """t-SNE of features [n, F] in the plane [n, 2] (van der Maaten and Hinton 2008); [0, 2] if they are too few."""
+    """t-SNE of features [n, F] in the plane [n, 2] (van der Maaten and Hinton 2008); [0,
+    2] if they are too few.
+    """
     if len(features) < _MIN_PROJECTED:
         return np.empty((0, 2))
     from sklearn.manifold import TSNE  # noqa: PLC0415  (slow to import)
     from threadpoolctl import threadpool_limits  # noqa: PLC0415
 
     view = TSNE(perplexity=min(20.0, (len(features) - 1) / 3), init="pca", random_state=0)
-    with threadpool_limits(1):  # for so few points threads would only wait for each other on a busy machine
+    # for so few points threads would only wait for each other on a busy machine
+    with threadpool_limits(1):
         return np.asarray(view.fit_transform(features))
 
 
@@ -144,10 +167,14 @@ def project(features: np.ndarray) -> np.ndarray:
 
 
 def _pick_correct(predictions: list[HeldOutPrediction]) -> list[HeldOutPrediction]:
-    """Correct ones, of each class in turn; within a class in the order of their digests, not of their looks."""
+    """Correct ones, of each class in turn; within a class in the order of their digests,
+    not of their looks.
+    """
     correct = [prediction for prediction in predictions if prediction.verdict == prediction.label]
-    classes = [[v for v in correct if v.label == name] for name in sorted({v.label for v in correct})]
-    return list(islice((v for turn in zip_longest(*classes) for v in turn if v), _MAX_EXAMPLES))
+    classes = []
+    for name in sorted({v.label for v in correct}):
+        classes.append([v for v in correct if v.label == name])
+    return list(islice((v for v in chain.from_iterable(zip_longest(*classes)) if v), _MAX_EXAMPLES))
 
 
 def _pick_wrong(predictions: list[HeldOutPrediction]) -> list[HeldOutPrediction]:
@@ -162,12 +189,16 @@ def _example(prediction: HeldOutPrediction, evidence: np.ndarray) -> Example:
 
 
 def overlay_heatmap(pixels: np.ndarray, evidence: np.ndarray) -> np.ndarray:
-    """An image uint8 [S, S, 3] under the evidence for a class [h, w]; evidence against it is not drawn."""
+    """An image uint8 [S, S, 3] under the evidence for a class [h, w];
+    evidence against it is not drawn.
+    """
     positive = Image.fromarray(np.maximum(evidence, 0).astype(np.float32))
     smooth = np.asarray(positive.resize(pixels.shape[1::-1], Image.Resampling.BICUBIC)).clip(0)
     strength = smooth / (smooth.max() or 1.0)
     steps = np.linspace(0, 1, len(_HEAT_COLOURS))
-    colour = np.stack([np.interp(strength, steps, _HEAT_COLOURS[:, channel]) for channel in range(3)], 2)
+    colour = np.stack(
+        [np.interp(strength, steps, _HEAT_COLOURS[:, channel]) for channel in range(3)], 2
+    )
     opacity = 0.6 * strength[..., None]
     return np.asarray((pixels * (1 - opacity) + colour * opacity).clip(0, 255).astype(np.uint8))
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,10 @@ def write(folder: Path, out: Path, report: Report) -> Path:
     run = load_run(folder)
     if run.kind == "node":
         metadata = run.nodes[0].metadata
-        model = f"run {metadata.run} of federation {metadata.federation}, finished {_format_time(metadata.created)}"
+        model = (
+            f"run {metadata.run} of federation {metadata.federation}, finished "
+            f"{_format_time(metadata.created)}"
+        )
         report(Note(text=f"report: about {model}"))
         if run.unfinished:
             report(Note(text=f"the node took part in run {run.unfinished} later; it left no model"))
@@ -58,11 +62,20 @@ def write(folder: Path, out: Path, report: Report) -> Path:
     for number, node in enumerate(run.nodes):
         if node.predictions:
             position = f"{number + 1} of {len(run.nodes)}"
-            report(Step(what=f"report: examining {node.report.name}'s held-out images ({position})"))
+            report(
+                Step(what=f"report: examining {node.report.name}'s held-out images ({position})")
+            )
             examined[node.report.name] = examine(node, examples=number < _MAX_EXAMPLE_NODES)
     curve = None
     if run.kind == "node":
-        report(Step(what=f"report: whether {run.nodes[0].report.name} has enough images: half a minute or more"))
+        report(
+            Step(
+                what=(
+                    f"report: whether {run.nodes[0].report.name} has enough images: half a "
+                    "minute or more"
+                )
+            )
+        )
         curve = trace_model(run.nodes[0].model)
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +83,13 @@ def write(folder: Path, out: Path, report: Report) -> Path:
     return out
 
 
-def render(run: Run, examined: dict[str, Examination | None], curve: LearningCurve | None = None) -> str:
-    """The page as HTML. `examined` is by node; None where no image could be examined. `curve` is a single node's."""
+def render(
+    run: Run, examined: dict[str, Examination | None], curve: LearningCurve | None = None
+) -> str:
+    """The page as HTML. `examined` is by node; None where no image could be examined.
+
+    `curve` is a single node's.
+    """
     environment = page_environment("trainer.report")
     environment.filters |= {"size": format_bytes, "duration": format_duration, "time": _format_time}
     environment.globals |= {
@@ -83,21 +101,25 @@ def render(run: Run, examined: dict[str, Examination | None], curve: LearningCur
     examinations = {name: each for name, each in examined.items() if each is not None}
     method = _method(run)
     compared = [node for node in run.report.nodes if node.comparison]
+    metadata = run.nodes[0].metadata if run.nodes else None
+    curve_chart = charts.learning_curve(curve.points) if curve else None
     return environment.get_template("page.html").render(
         run=run,
         report=run.report,
-        metadata=run.nodes[0].metadata if run.nodes else None,
+        metadata=metadata,
         numbers={node.report.name: number for number, node in enumerate(run.nodes)},
         style=Markup(_HERE.joinpath("page.css").read_text("utf-8")),  # noqa: S704  (our own files)
         script=Markup(script),  # noqa: S704
         # Only this script may run, whatever else should ever get into the page.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         curve=curve,
-        curve_chart=charts.learning_curve(curve.points) if curve else None,
+        curve_chart=curve_chart,
         encoder_trained=method is None or bool(method.train),
         charts=_charts(run),
         compared=compared,
-        gain=100 * sum(node.comparison.chosen.gain for node in compared if node.comparison) / max(1, len(compared)),
+        gain=100
+        * sum(node.comparison.chosen.gain for node in compared if node.comparison)
+        / max(1, len(compared)),
         joining=describe_joining(run.report.nodes),
         intervals=[_interval_bar(number, node) for number, node in enumerate(run.nodes)],
         last=_last_values(run),
@@ -107,7 +129,11 @@ def render(run: Run, examined: dict[str, Examination | None], curve: LearningCur
         images_shown=sum(len(each.correct) + len(each.wrong) for each in examinations.values()),
         time=_time(run),
         privacy=[
-            (node.report.name, format_spent(node.metadata.privacy), asdict(node.metadata.privacy.settings))
+            (
+                node.report.name,
+                format_spent(node.metadata.privacy),
+                asdict(node.metadata.privacy.settings),
+            )
             for node in run.nodes
             if node.metadata.privacy
         ],
@@ -133,7 +159,8 @@ _ACCURACY = Metric("accuracy", "accuracy", "Among the node's own classes, on hel
 def _metrics(run: Run) -> tuple[Metric, ...]:
     """What nodes of the run report, in the order of the page."""
     method = _method(run)
-    return (*(method.metrics if method else ()), EPSILON, _ACCURACY)
+    metrics = method.metrics if method else ()
+    return (*metrics, EPSILON, _ACCURACY)
 
 
 def _method(run: Run) -> Method | None:
@@ -149,15 +176,22 @@ def _charts(run: Run) -> list[Chart]:
         return [] if run.masked else [_weights_chart(run)]
     found = []
     for metric in _metrics(run):
-        series = [
-            charts.Series(node.report.name, number, points)
-            for number, node in enumerate(run.nodes)
-            if (points := [(line["round"], line[metric.key]) for line in node.report.history if metric.key in line])
-        ]
+        series = []
+        for number, node in enumerate(run.nodes):
+            if points := [
+                (line["round"], line[metric.key])
+                for line in node.report.history
+                if metric.key in line
+            ]:
+                series.append(charts.Series(node.report.name, number, points))
         if series:
             reference = charts.ReferenceLine(*metric.level) if metric.level else None
             figure = charts.line_chart(
-                metric.title, series, run.report.rounds, reference=reference, percent=metric.key == _ACCURACY.key
+                metric.title,
+                series,
+                run.report.rounds,
+                reference=reference,
+                percent=metric.key == _ACCURACY.key,
             )
             symbol, subscript = metric.key.split("_") if "_" in metric.key else ("", "")
             found.append(Chart(symbol, subscript, metric.title, metric.meaning, figure))
@@ -165,16 +199,27 @@ def _charts(run: Run) -> list[Chart]:
 
 
 def _weights_chart(run: Run) -> Chart:
-    names = sorted({node for line in run.rounds for node in line.weights})
-    series = [
-        charts.Series(
-            name, number, [(float(line.round), line.weights[name]) for line in run.rounds if name in line.weights]
+    names = sorted(set(chain.from_iterable(line.weights for line in run.rounds)))
+    series = []
+    for number, name in enumerate(names):
+        series.append(
+            charts.Series(
+                name,
+                number,
+                [
+                    (float(line.round), line.weights[name])
+                    for line in run.rounds
+                    if name in line.weights
+                ],
+            )
         )
-        for number, name in enumerate(names)
-    ]
     figure = charts.line_chart("weight of the contribution", series, run.report.rounds)
     method = _method(run)
-    meaning = f"As each node measured it: {method.weight_meaning}." if method else "As each node measured it."
+    meaning = (
+        f"As each node measured it: {method.weight_meaning}."
+        if method
+        else "As each node measured it."
+    )
     return Chart("", "", "weight of the contribution", meaning, figure)
 
 
@@ -187,20 +232,28 @@ def _last_values(run: Run) -> tuple[list[str], list[tuple[str, dict[str, float]]
             values |= line
         last.append((node.report.name, values))
     keys = [metric.key for metric in _metrics(run)]
-    return [metric for metric in keys if any(metric in values for _, values in last)], last
+    metrics = []
+    for metric in keys:
+        if any(metric in values for _, values in last):
+            metrics.append(metric)
+    return metrics, last
 
 
 def _interval_bar(number: int, node: Node) -> Markup:
     report = node.report
     alone = report.comparison.alone.accuracy if report.comparison else None
-    return charts.interval_bar(number, report.accuracy_low, report.accuracy, report.accuracy_high, alone)
+    return charts.interval_bar(
+        number, report.accuracy_low, report.accuracy, report.accuracy_high, alone
+    )
 
 
 # Verdicts
 
 
 class Matrix(NamedTuple):
-    """A confusion matrix, `counts[label][prediction]`, with only the classes that occur, and its errors in words."""
+    """A confusion matrix, `counts[label][prediction]`, with only the classes that occur,
+    and its errors in words.
+    """
 
     name: str
     rows: list[str]
@@ -213,7 +266,12 @@ def _matrices(run: Run) -> list[Matrix]:
     """All nodes together, then each of them."""
     per_node = [(node.report.name, node.predictions) for node in run.nodes if node.predictions]
     together = (
-        [("all nodes together", tuple(v for _, predictions in per_node for v in predictions))]
+        [
+            (
+                "all nodes together",
+                tuple(chain.from_iterable(predictions for _, predictions in per_node)),
+            )
+        ]
         if len(per_node) > 1
         else []
     )
@@ -222,30 +280,48 @@ def _matrices(run: Run) -> list[Matrix]:
 
 def _matrix(name: str, predictions: Sequence[HeldOutPrediction], classes: Sequence[str]) -> Matrix:
     counts = Counter((prediction.label, prediction.verdict) for prediction in predictions)
-    rows = [each for each in classes if any(label == each for label, _ in counts)]
-    columns = [each for each in classes if each in rows or any(prediction == each for _, prediction in counts)]
+    rows = []
+    for each in classes:
+        if any(label == each for label, _ in counts):
+            rows.append(each)
+    columns = []
+    for each in classes:
+        if each in rows or any(prediction == each for _, prediction in counts):
+            columns.append(each)
     no_defect = no_defect_class(View(), classes)
-    verdicts = [Labelled(each.label, each.verdict, each.verdict != no_defect, doubted=False) for each in predictions]
+    verdicts = [
+        Labelled(each.label, each.verdict, each.verdict != no_defect, doubted=False)
+        for each in predictions
+    ]
     errors = measure(verdicts, len(classes), no_defect).errors
-    return Matrix(name, rows, columns, [[counts[row, column] for column in columns] for row in rows], errors)
+    cells = []
+    for row in rows:
+        cells.append([counts[row, column] for column in columns])
+    return Matrix(name, rows, columns, cells, errors)
 
 
 def _projections(run: Run, examined: dict[str, Examination]) -> dict[str, Markup]:
     """A t-SNE plot of each node's held-out images."""
-    return {
-        name: charts.scatter_plot(
-            f"t-SNE of {len(examination.predictions)} held-out images of {name}",
-            [
-                charts.Point(
-                    x, y, run.classes.index(prediction.label), prediction.label == prediction.verdict,
-                    f"{prediction.label}, classified as {prediction.verdict} ({prediction.confidence:.0%})",
-                )
-                for (x, y), prediction in zip(examination.projection, examination.predictions, strict=True)
-            ],
-        )
-        for name, examination in examined.items()
-        if len(examination.projection)
-    }  # fmt: skip
+    projections: dict[str, Markup] = {}
+    for name, examination in examined.items():
+        if len(examination.projection):
+            projections[name] = charts.scatter_plot(
+                f"t-SNE of {len(examination.predictions)} held-out images of {name}",
+                [
+                    charts.Point(
+                        x,
+                        y,
+                        run.classes.index(prediction.label),
+                        prediction.label == prediction.verdict,
+                        f"{prediction.label}, classified as {prediction.verdict} "
+                        f"({prediction.confidence:.0%})",
+                    )
+                    for (x, y), prediction in zip(
+                        examination.projection, examination.predictions, strict=True
+                    )
+                ],
+            )
+    return projections
 
 
 # Time
@@ -261,14 +337,28 @@ class Time(NamedTuple):
 
 
 def _time(run: Run) -> Time | None:
-    lanes = [charts.Lane(node.report.name, n, node.spans) for n, node in enumerate(run.nodes) if node.spans]
+    lanes = [
+        charts.Lane(node.report.name, n, node.spans)
+        for n, node in enumerate(run.nodes)
+        if node.spans
+    ]
     if not lanes:
         return None
-    begin = min(span.begin for lane in lanes for span in lane.spans)
-    end = max(span.end for lane in lanes for span in lane.spans)
+    begins = []
+    for lane in lanes:
+        for span in lane.spans:
+            begins.append(span.begin)
+    begin = min(begins)
+    ends = []
+    for lane in lanes:
+        for span in lane.spans:
+            ends.append(span.end)
+    end = max(ends)
     return Time(
         charts.timeline_chart(lanes, begin, end, "What each node did over the whole run"),
-        charts.timeline_chart(lanes, *charts.middle_rounds(lanes), "What each node did in a few rounds"),
+        charts.timeline_chart(
+            lanes, *charts.middle_rounds(lanes), "What each node did in a few rounds"
+        ),
         [(lane.name, charts.median_durations(lane)) for lane in lanes],
         end - begin,
     )

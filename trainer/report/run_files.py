@@ -38,7 +38,8 @@ class Run(NamedTuple):
     nodes: list[Node]
     rounds: tuple[journal.ClosedRound, ...] = ()  # of a coordinator
     masked: bool = False  # of a coordinator: it reads sums alone, and no weight
-    unfinished: str | None = None  # later run that the node has taken part in, and that left no model
+    # later run that the node has taken part in, and that left no model
+    unfinished: str | None = None
 
 
 def load_run(folder: Path) -> Run:
@@ -55,13 +56,14 @@ def load_run(folder: Path) -> Run:
         return _load_coordinator(folder)
     if (folder / "progress.json").is_file():
         raise UsageError(
-            f"the node whose state is in {folder} has not come to the federation's end: it has no personal model yet",
+            f"the node whose state is in {folder} has not come to the federation's end: it has "
+            "no personal model yet",
             "run edge-node join again, with the same --state",
         )
     raise UsageError(
         f"there is no run in {folder}",
-        "pass the --out folder of edge-node demo or simulate, the state folder that edge-node join left "
-        "(edge-node-NAME), or the --state folder of edge-node coordinate",
+        "pass the --out folder of edge-node demo or simulate, the state folder that edge-node "
+        "join left (edge-node-NAME), or the --state folder of edge-node coordinate",
     )
 
 
@@ -70,22 +72,32 @@ def _load_demo(folder: Path) -> Run:
     try:
         report = msgspec.json.decode(path.read_bytes(), type=RunReport)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is damaged ({error})", "run the demo or the simulation again") from error
+        raise UsageError(
+            f"{path} is damaged ({error})", "run the demo or the simulation again"
+        ) from error
     nodes = [_load_node(folder / node.name, node) for node in report.nodes]
-    return Run("run", report, nodes[0].metadata.classes if nodes else (), nodes)
+    classes = nodes[0].metadata.classes if nodes else ()
+    return Run("run", report, classes, nodes)
 
 
 def _load_node_run(folder: Path) -> Run:
     if not personal_model.load_metadata(folder / "model").metrics:
         raise UsageError(
-            f"there is nothing to report of {folder}: its plant had no labelled image to judge the model by",
+            f"there is nothing to report of {folder}: its plant had no labelled image to judge "
+            "the model by",
             "label some, and make a report once edge-node join has used them",
         )
     node = _load_node(folder, None)
     metadata = node.metadata
     newest = timeline.newest_run(folder)
     unfinished = newest if newest != metadata.run else None
-    return Run("node", RunReport.from_spec(metadata, [node.report]), metadata.classes, [node], unfinished=unfinished)
+    return Run(
+        "node",
+        RunReport.from_spec(metadata, [node.report]),
+        metadata.classes,
+        [node],
+        unfinished=unfinished,
+    )
 
 
 def _load_node(folder: Path, report: NodeReport | None) -> Node:
@@ -102,19 +114,31 @@ def _load_node(folder: Path, report: NodeReport | None) -> Node:
     )
 
 
-def _name_classes(classes: Iterable[str], images: Iterable[TrainingImage | HeldOutPrediction]) -> tuple[str, ...]:
+def _name_classes(
+    classes: Iterable[str], images: Iterable[TrainingImage | HeldOutPrediction]
+) -> tuple[str, ...]:
     """Each class, and in brackets the folders of its images if one is not called like it."""
     folders: dict[str, set[str]] = defaultdict(set)
     for image in images:
         folders[image.label].add(Path(image.path).parent.name)
-    return tuple(
-        name if folders[name] <= {name} else f"{name} ({', '.join(sorted(folders[name]))})" for name in classes
-    )
+    names = []
+    for name in classes:
+        shown_name = (
+            name if folders[name] <= {name} else f"{name} ({', '.join(sorted(folders[name]))})"
+        )
+        names.append(shown_name)
+    return tuple(names)
 
 
 def _load_coordinator(folder: Path) -> Run:
-    spec, rounds = journal.newest_run(folder).spec, journal.history(folder)
+    spec = journal.newest_run(folder).spec
+    rounds = journal.history(folder)
     if not rounds:
-        raise UsageError(f"the coordinator in {folder} has closed no round yet", "wait for the first round to end")
+        raise UsageError(
+            f"the coordinator in {folder} has closed no round yet",
+            "wait for the first round to end",
+        )
     report = RunReport.from_spec(spec, [], bytes_up=sum(line.bytes for line in rounds))
-    return Run("coordinator", report, spec.classes, [], tuple(rounds), masked=spec.mask_threshold > 0)
+    return Run(
+        "coordinator", report, spec.classes, [], tuple(rounds), masked=spec.mask_threshold > 0
+    )

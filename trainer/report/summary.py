@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,11 +38,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     def from_metadata(metadata: ModelMetadata) -> "NodeReport":
         """The results that a node left beside its personal model."""
         metrics = metadata.metrics
+        test_images = 0 if metrics["cross_validated"] else int(metrics["images"])
         return NodeReport(
             name=metadata.node,
             classes=list(metadata.trained),
             images=sum(metadata.trained.values()),
-            test_images=0 if metrics["cross_validated"] else int(metrics["images"]),
+            test_images=test_images,
             accuracy=metrics["accuracy"],
             accuracy_low=metrics["accuracy_low"],
             accuracy_high=metrics["accuracy_high"],
@@ -87,7 +89,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving | None = None
 
     @staticmethod
-    def from_spec(source: Spec | ModelMetadata, nodes: list[NodeReport], **more: Any) -> "RunReport":
+    def from_spec(
+        source: Spec | ModelMetadata, nodes: list[NodeReport], **more: Any
+    ) -> "RunReport":
         """The report of the run that a spec describes, or that left a personal model."""
         if isinstance(source, Spec):
             more = {"aggregate": source.aggregation.rule, "liars": source.aggregation.liars, **more}
@@ -105,8 +109,14 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def columns(self) -> "list[Column]":
         """The columns of accuracies that at least one node has."""
-        columns = [Column(title, [value(node) for node in self.nodes]) for title, value in _COLUMNS]
-        return [column for column in columns if any(value is not None for value in column.values)]
+        columns = []
+        for title, value in _COLUMNS:
+            columns.append(Column(title, [value(node) for node in self.nodes]))
+        kept = []
+        for column in columns:
+            if any(value is not None for value in column.values):
+                kept.append(column)
+        return kept
 
     def mean(self, field: str) -> float:
         """Mean of a field over the nodes."""
@@ -130,11 +140,23 @@ class Column(NamedTuple):
         return sum(known) / len(known)
 
 
+def _compared(model: str) -> Callable[[NodeReport], float | None]:
+    """The accuracy of one of the models that a node has compared, if it has."""
+
+    def accuracy(node: NodeReport) -> float | None:
+        if node.comparison is None:
+            return None
+        found: float = getattr(node.comparison, model).accuracy
+        return found
+
+    return accuracy
+
+
 _COLUMNS: tuple[tuple[str, Callable[[NodeReport], float | None]], ...] = (
-    ("alone", lambda node: node.comparison.alone.accuracy if node.comparison else None),
-    ("together", lambda node: node.comparison.together.accuracy if node.comparison else None),
-    ("mixed", lambda node: node.comparison.mixed.accuracy if node.comparison else None),
-    ("deployed", lambda node: node.comparison.chosen.accuracy if node.comparison else None),
+    ("alone", _compared("alone")),
+    ("together", _compared("together")),
+    ("mixed", _compared("mixed")),
+    ("deployed", _compared("chosen")),
     ("own classes", lambda node: node.accuracy),
     ("all classes", lambda node: node.accuracy_all),
     ("others' classes", lambda node: node.accuracy_others),
@@ -148,43 +170,61 @@ _ON_THE_PAGE_ONLY = ("mixed", "own classes", "ONNX")  # for which 80 columns hav
 def print_table(report: RunReport, console: Console) -> None:
     """Print a row for each node, the mean, a sentence on what joining was worth, and warnings."""
     columns = [column for column in report.columns() if column.title not in _ON_THE_PAGE_ONLY]
-    title = f"{report.method}, {report.model}, {pluralize(report.rounds, 'round')}, accuracy % on held-out images"
+    title = (
+        f"{report.method}, {report.model}, {pluralize(report.rounds, 'round')}, accuracy % on "
+        "held-out images"
+    )
     table = Table(title=Text(replace_unprintable(title)))
     for heading in ("node", "own", "images"):
         table.add_column(heading)
     for column in columns:
         table.add_column(column.title, justify="right")
-    classes = {name for node in report.nodes for name in node.classes}
+    classes = set(chain.from_iterable(node.classes for node in report.nodes))
     for number, node in enumerate(report.nodes):
         cells = [_percent(column.values[number]) for column in columns]
         images = f"{node.images} + {node.test_images}"
-        table.add_row(Text(replace_unprintable(node.name)), f"{len(node.classes)} of {len(classes)}", images, *cells)
+        table.add_row(
+            Text(replace_unprintable(node.name)),
+            f"{len(node.classes)} of {len(classes)}",
+            images,
+            *cells,
+        )
     table.add_section()
     table.add_row("mean", "", "", *(_percent(column.mean) for column in columns))
     console.print(table)
     if sentence := describe_joining(report.nodes):
         console.print(sentence, highlight=False)
     for node in report.nodes:
-        for warning in node.comparison.warnings() if node.comparison else ():
+        warnings = node.comparison.warnings() if node.comparison else ()
+        for warning in warnings:
             console.print(Text(f"{replace_unprintable(node.name)}: {warning}"))
 
 
 def describe_joining(nodes: Sequence[NodeReport]) -> str:
-    """Whether joining was worth it to the nodes together, as a sentence; empty where nothing was compared."""
+    """Whether joining was worth it to the nodes together, as a sentence;
+    empty where nothing was compared.
+    """
     compared = [node.comparison for node in nodes if node.comparison]
     if not compared:
         return ""
     gains = [each.chosen.gain for each in compared]
-    better, worse = (sum(sign * gain > 0 for gain in gains) for sign in (1, -1))
+    signs = []
+    for sign in (1, -1):
+        signs.append(sum(sign * gain > 0 for gain in gains))
+    better, worse = signs
     mean = 100 * sum(gains) / len(gains)
     choices = Counter(each.deployed for each in compared)
     deployed = ", ".join(f"{name} at {count}" for name, count in choices.most_common())
     others = [node.accuracy_others for node in nodes if node.accuracy_others is not None]
     right = f"{100 * sum(others) / len(others):.0f} % right" if others else ""
-    learnt = f"; {right} on classes that a plant has no image of, if all weigh the same" if others else ""
+    learnt = (
+        f"; {right} on classes that a plant has no image of, if all weigh the same"
+        if others
+        else ""
+    )
     return (
-        f"own classes, as a line judges: {mean:+.1f} points over training alone, {better} of {len(compared)} better, "
-        f"{worse} worse (deployed: {deployed}){learnt}"
+        f"own classes, as a line judges: {mean:+.1f} points over training alone, {better} of "
+        f"{len(compared)} better, {worse} worse (deployed: {deployed}){learnt}"
     )
 
 

@@ -1,1 +1,3 @@
-"""The consensus head: sums of an encoder's features that plants exchange once, and the classifier made of them."""
+"""The consensus head: sums of an encoder's features that plants exchange once,
+and the classifier made of them.
+"""

@@ -1,4 +1,6 @@
-"""Choice of the encoder that suits all plants best, by what leaving out their images one by one costs."""
+"""Choice of the encoder that suits all plants best,
+by what leaving out their images one by one costs.
+"""
 
 import math
 from collections.abc import Collection, Mapping
@@ -18,11 +20,15 @@ from trainer.statistics.sums import MAX_IMAGES
 AUTO = "auto"
 """The value of `--weights` that asks for this choice."""
 FILE = "encoders.json"
-_LOSS, _IMAGES = "leave-one-out loss ", "images left out"  # metrics that nodes tell the coordinator
+# metrics that nodes tell the coordinator
+_LOSS = "leave-one-out loss "
+_IMAGES = "images left out"
 
 
 def to_metrics(losses: Mapping[str, float], images: int) -> dict[str, float]:
-    """What a node tells: what each model's encoder costs, all of its images together, and how many these are."""
+    """What a node tells: what each model's encoder costs, all of its images together,
+    and how many these are.
+    """
     return {f"{_LOSS}{model}": loss for model, loss in losses.items()} | {_IMAGES: float(images)}
 
 
@@ -30,7 +36,8 @@ class NodeLosses(msgspec.Struct, frozen=True, kw_only=True):
     """What one node has told."""
 
     images: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGES)]
-    losses: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e6)]]  # of all images together, by model
+    # of all images together, by model
+    losses: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e6)]]
 
 
 class EncoderLosses(msgspec.Struct, kw_only=True):
@@ -41,15 +48,25 @@ class EncoderLosses(msgspec.Struct, kw_only=True):
     nodes: dict[str, NodeLosses] = {}
 
     def costs(self) -> dict[str, float]:
-        """What each model's encoder costs an image, the best first; of models that all nodes have told of."""
+        """What each model's encoder costs an image, the best first;
+        of models that all nodes have told of.
+        """
         images = sum(told.images for told in self.nodes.values())
-        models = set.intersection(*(set(told.losses) for told in self.nodes.values())) if self.nodes else set[str]()
-        sums = {model: sum(told.losses[model] for told in self.nodes.values()) / images for model in models}
+        models = (
+            set.intersection(*(set(told.losses) for told in self.nodes.values()))
+            if self.nodes
+            else set[str]()
+        )
+        sums = {}
+        for model in models:
+            sums[model] = sum(told.losses[model] for told in self.nodes.values()) / images
         return dict(sorted(sums.items(), key=lambda each: (each[1], each[0])))
 
     @staticmethod
     def load(folder: Path) -> "EncoderLosses | None":
-        """What was written down in a coordinator's state folder; None if there is nothing, or it is damaged."""
+        """What was written down in a coordinator's state folder; None if there is nothing,
+        or it is damaged.
+        """
         try:
             return msgspec.json.decode((folder / FILE).read_bytes(), type=EncoderLosses)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -57,7 +74,8 @@ class EncoderLosses(msgspec.Struct, kw_only=True):
 
 
 def read_metrics(metrics: Mapping[str, float], models: Collection[str], classes: int) -> NodeLosses:
-    """What a node has told of all `models`; an image counts for no more than a guess among the classes costs.
+    """What a node has told of all `models`; an image counts for no more than a guess among the
+    classes costs.
 
     Raises:
         ValueError: no honest node can have told it.
@@ -69,7 +87,9 @@ def read_metrics(metrics: Mapping[str, float], models: Collection[str], classes:
     if given.keys() != set(models) or not all(loss >= 0 for loss in given.values()):
         raise ValueError("it must tell of each encoder once, and a cross-entropy is not negative")
     most = images * math.log(classes)
-    return NodeLosses(images=int(images), losses={model: min(loss, most) for model, loss in given.items()})
+    return NodeLosses(
+        images=int(images), losses={model: min(loss, most) for model, loss in given.items()}
+    )
 
 
 def write_down(
@@ -93,7 +113,9 @@ def write_down(
         elif isinstance(event, Gathering):
             earlier = EncoderLosses.load(folder)
             told = (
-                earlier if earlier and earlier.run == event.run else EncoderLosses(run=event.run, weights=told.weights)
+                earlier
+                if earlier and earlier.run == event.run
+                else EncoderLosses(run=event.run, weights=told.weights)
             )
         elif isinstance(event, Measured) and _IMAGES in event.metrics:
             try:
@@ -114,11 +136,13 @@ def choose(folder: Path) -> tuple[str, str]:
         UsageError: there was no preview with this state folder.
     """
     told = EncoderLosses.load(folder)
-    costs = [model for model in (told.costs() if told else {}) if model in FEATURES]
+    costs_or_empty = told.costs() if told else {}
+    costs = [model for model in costs_or_empty if model in FEATURES]
     if told is None or not costs:
         raise UsageError(
             f"no plant has said in {folder} which encoder suits it",
-            f"run edge-node coordinate --method {PREVIEW} --option others=efficientnet_lite0 with this --state first, "
-            "and edge-node preview at each plant; then --new --weights auto here",
+            f"run edge-node coordinate --method {PREVIEW} --option others=efficientnet_lite0 "
+            "with this --state first, and edge-node preview at each plant; then --new --weights "
+            "auto here",
         )
     return costs[0], told.weights.get(costs[0]) or choose_weights(costs[0])

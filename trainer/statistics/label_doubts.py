@@ -9,11 +9,14 @@ import numpy as np
 from trainer.statistics.lda_head import fit_scale
 from trainer.statistics.sums import Sums
 
-# Times that another class is as probable as an image's label, from which it is doubted: with its whitened features on
-# its class's side, or turned away from it. It looks like another class from this cosine on; below, like none. At plants
-# with 10 and 20 tuning images this finds 68 % of wrong labels and 58 % of foreign images, and doubts 4 % of the rest;
+# Times that another class is as probable as an image's label, from which it is doubted: with its
+# whitened features on its class's side, or turned away from it. It looks like another class from
+# this cosine on; below, like none. At plants with 10 and 20 tuning images this finds 68 % of wrong
+# labels and 58 % of foreign images, and doubts 4 % of the rest;
 # 69 % of the foreign ones found, and 26 % of the wrong labels, are said to be unlike all classes.
-_LIKELIER, _LIKELIER_TURNED, _LIKE = 8.0, 2.0, 0.2
+_LIKELIER = 8.0
+_LIKELIER_TURNED = 2.0
+_LIKE = 0.2
 _MOST = 10  # that are shown
 
 
@@ -26,16 +29,29 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_judged(total: Sums, labels: np.ndarray, groups: Sequence[Sequence[int]]) -> np.ndarray:
-    """Positions of the images of whose class the totals hold others, too, than those left out with them."""
-    left = [total.images - np.bincount(labels[group], minlength=len(total.images)) for group in groups]
-    found = [image for group, rest in zip(groups, left, strict=True) for image in group if rest[labels[image]]]
+    """Positions of the images of whose class the totals hold others, too,
+    than those left out with them.
+    """
+    left = [
+        total.images - np.bincount(labels[group], minlength=len(total.images)) for group in groups
+    ]
+    found = []
+    for group, rest in zip(groups, left, strict=True):
+        for image in group:
+            if rest[labels[image]]:
+                found.append(image)
     return np.array(sorted(found), np.int64)
 
 
 def find_doubts(
-    logits: np.ndarray, cosines: np.ndarray, labels: np.ndarray, paths: Sequence[Path], classes: Sequence[str]
+    logits: np.ndarray,
+    cosines: np.ndarray,
+    labels: np.ndarray,
+    paths: Sequence[Path],
+    classes: Sequence[str],
 ) -> list[Doubt]:
-    """Images that another class fits far better, or better with their own turned away; the most doubtful first.
+    """Images that another class fits far better, or better with their own turned away;
+    the most doubtful first.
 
     Args:
         logits: of each image by the head without it, [n, C], as `leave_one_out` gives them.
@@ -52,15 +68,16 @@ def find_doubts(
     ratios = log_probabilities[each, likeliest] - log_probabilities[each, labels]
     turned = cosines[each, labels] < 0
     others = np.where(np.arange(len(classes)) == labels[:, None], -1, cosines).max(1)
-    doubted = np.flatnonzero((ratios > np.log(_LIKELIER)) | (turned & (ratios > np.log(_LIKELIER_TURNED))))
-    return [
-        Doubt(
-            path=str(paths[image]),
-            label=classes[labels[image]],
-            looks_like=classes[likeliest[image]] if others[image] > _LIKE else "",
+    doubted = np.flatnonzero(
+        (ratios > np.log(_LIKELIER)) | (turned & (ratios > np.log(_LIKELIER_TURNED)))
+    )
+    doubts: list[Doubt] = []
+    for image in doubted[np.argsort(-ratios[doubted], kind="stable")]:
+        looks_like = classes[likeliest[image]] if others[image] > _LIKE else ""
+        doubts.append(
+            Doubt(path=str(paths[image]), label=classes[labels[image]], looks_like=looks_like)
         )
-        for image in doubted[np.argsort(-ratios[doubted], kind="stable")]
-    ]
+    return doubts
 
 
 def describe_doubts(doubts: Sequence[Doubt], everything: str) -> Iterator[str]:

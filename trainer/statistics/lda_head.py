@@ -1,8 +1,10 @@
-"""The classifier made of sums: linear discriminant analysis whose means and covariance are empirical Bayes estimates.
+"""The classifier made of sums: linear discriminant analysis whose means and covariance are
+empirical Bayes estimates.
 
-Each plant makes its own: what it knows of a class itself is weighed against what all others know, by how much plants
-differ. Relatives: Ledoit and Wolf (Journal of Multivariate Analysis 88:365, 2004) for the shrinkage; pFedFDA
-(NeurIPS 2024) and FedCGS (AAAI 2025) for Gaussian statistics in federated learning.
+Each plant makes its own: what it knows of a class itself is weighed against what all others know,
+by how much plants differ. Relatives: Ledoit and Wolf (Journal of Multivariate Analysis 88:365,
+2004) for the shrinkage; pFedFDA (NeurIPS 2024) and FedCGS (AAAI 2025) for Gaussian statistics in
+federated learning.
 """
 
 from collections.abc import Sequence
@@ -16,14 +18,19 @@ from trainer.statistics.sums import VIEWS, Sums, quantise
 _LEAST_SHRINKAGE = 0.01
 _SHRINKAGE = 0.3  # where plants have one image a class: on tuning images 0.1 to 0.6 hardly differ
 _NEVER = 10.0  # how far the logit of a class that nobody has lies below all others
-_OFFSET = 0.4  # part of tau2 that all classes of a plant share: its camera; on tuning images 0.3 to 0.5 hardly differ
-_LEAST_VARIANCE = 1e-4  # trace of a covariance: images nearer than this are one image, but for the grid's rounding
-_WHITENED = 64  # directions in which features are whitened to tell novelty; 16 to 512 hardly differ on tuning images
+# part of tau2 that all classes of a plant share: its camera; on tuning images 0.3 to 0.5 hardly
+# differ
+_OFFSET = 0.4
+# trace of a covariance: images nearer than this are one image, but for the grid's rounding
+_LEAST_VARIANCE = 1e-4
+# directions in which features are whitened to tell novelty; 16 to 512 hardly differ on tuning
+# images
+_WHITENED = 64
 _SCALES = np.geomspace(1e-3, 10, 200)  # that logits may be multiplied by
 _SCALE_DEVIATION = 0.5  # how far, in its logarithm, the best scale lies from the expected one
-# Degrees of freedom for each dimension with which logits are twice as large as they should be: what fits tuning images
-# of NEU and X-SDD, shared among five plants in 12 ways (8 to 40 degrees), is 0.53 in the median with 1280 dimensions
-# (half of them 0.3 to 0.7) and 0.65 with 256 (0.5 to 0.9).
+# Degrees of freedom for each dimension with which logits are twice as large as they should be: what
+# fits tuning images of NEU and X-SDD, shared among five plants in 12 ways (8 to 40 degrees), is
+# 0.53 in the median with 1280 dimensions (half of them 0.3 to 0.7) and 0.65 with 256 (0.5 to 0.9).
 _HALF_CERTAIN = 0.6
 
 
@@ -40,15 +47,17 @@ class Spread(NamedTuple):
 def estimate_spread(total: Sums) -> Spread:
     """Covariance within classes, shrunk as Ledoit and Wolf do, and how far plants' means differ.
 
-    Guards: a class that is single at several plants counts by the scatter about those plants' common mean; without any
-    degree of freedom the covariance is a multiple of the identity; between = 0 where every class has one holder, or
-    nothing is known of the spread at a plant.
+    Guards: a class that is single at several plants counts by the scatter about those plants'
+        common mean; without any
+    degree of freedom the covariance is a multiple of the identity; between = 0 where every class
+    has one holder, or nothing is known of the spread at a plant.
 
     Args:
         total: of all plants, as `Sums.values` gives them.
     """
     dimensions = total.dimensions
-    images, pairs = float(total.images.sum()), float(total.holders.sum())
+    images = float(total.images.sum())
+    pairs = float(total.holders.sum())
     own_freedom = images - pairs
     single = total.singles > 0
     means = total.single_sums[single] / total.singles[single][:, None]
@@ -67,7 +76,9 @@ def estimate_spread(total: Sums) -> Spread:
     covariance[np.diag_indices(dimensions)] += shrinkage * power / dimensions
     within = float(total.trace[0]) / own_freedom if own_freedom > 0 else power
     between = _between_plants(total, within)
-    return Spread(np.linalg.inv(covariance), max(within, _LEAST_VARIANCE), between, freedom, shrinkage)
+    return Spread(
+        np.linalg.inv(covariance), max(within, _LEAST_VARIANCE), between, freedom, shrinkage
+    )
 
 
 def _between_plants(total: Sums, within: float) -> float:
@@ -78,7 +89,8 @@ def _between_plants(total: Sums, within: float) -> float:
     if room <= 0:
         return 0.0
     explained = float((np.square(total.sums[seen]).sum(1) / images).sum())
-    pairs, classes = float(total.holders.sum()), float(seen.sum())
+    pairs = float(total.holders.sum())
+    classes = float(seen.sum())
     return max(0.0, (float(total.between[0]) - explained - (pairs - classes) * within) / room)
 
 
@@ -91,15 +103,18 @@ class Means(NamedTuple):
 
 
 def estimate_means(others: Sums, own: Sums, spread: Spread) -> Means:
-    """One plant's means: its own and the others', each by its precision; others' are moved by the plant's offset.
+    """One plant's means: its own and the others', each by its precision;
+    others' are moved by the plant's offset.
 
     Args:
         others: of the other plants, as `Sums.values` gives them.
         own: of this plant, likewise.
         spread: of all.
     """
-    theirs, mine = others.images, own.images
-    within, common = spread.within, _OFFSET * spread.between
+    theirs = others.images
+    mine = own.images
+    within = spread.within
+    common = _OFFSET * spread.between
     both = (theirs > 0) & (mine > 0)
     general = others.sums / np.maximum(theirs, 1)[:, None]
     local = own.sums / np.maximum(mine, 1)[:, None]
@@ -154,7 +169,8 @@ def class_axes(means: Means, whitening: np.ndarray) -> ClassAxes | None:
 def fit(total: Sums, own: Sums, spread: Spread | None = None) -> Head:
     """The head of a plant that contributed `own` to `total`: both as they travel, whole numbers.
 
-    How features vary is that of `total` unless it is given: with the inverse, it takes nearly all of the time.
+    How features vary is that of `total` unless it is given: with the inverse, it takes nearly all
+    of the time.
     """
     spread = spread or estimate_spread(total.values())
     means = estimate_means(total.without(own).values(), own.values(), spread)
@@ -162,35 +178,49 @@ def fit(total: Sums, own: Sums, spread: Spread | None = None) -> Head:
 
 
 def leave_one_out(
-    total: Sums, own: Sums, features: np.ndarray, labels: np.ndarray, groups: Sequence[Sequence[int]] = ()
+    total: Sums,
+    own: Sums,
+    features: np.ndarray,
+    labels: np.ndarray,
+    groups: Sequence[Sequence[int]] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Logits and whitened cosines, [n, C], of a plant's images, each by a head without it.
 
-    That is honest only where nothing else has learnt from the images: for a frozen encoder. The amounts of shrinkage
-    and of spread are those of all images; an image left alone in its class does not join the single ones. A cosine is
-    that between an image, the mean of its views, and a class's mean, from the middle of all classes; 0 without any.
+    That is honest only where nothing else has learnt from the images: for a frozen encoder. The
+    amounts of shrinkage and of spread are those of all images; an image left alone in its class
+    does not join the single ones. A cosine is that between an image, the mean of its views, and a
+    class's mean, from the middle of all classes; 0 without any.
 
     Args:
         total: of all plants, as it travels.
         own: what this plant contributed to it.
-        features: [n, VIEWS, d], those that `own` was collected from; the first view is the one that is classified.
+        features: [n, VIEWS, d], those that `own` was collected from; the first view is the one that
+            is classified.
         labels: [n].
-        groups: positions of images that are left out together, each once; by default each image is one.
+        groups: positions of images that are left out together, each once; by default each image is
+            one.
     """
-    values, others, mine = total.values(), total.without(own).values(), own.values()
+    values = total.values()
+    others = total.without(own).values()
+    mine = own.values()
     spread = estimate_spread(values)
     views = quantise(features)
     logits = np.empty((len(labels), len(mine.images)))
     cosines = np.empty_like(logits)
     scale = np.sqrt((1 - spread.shrinkage) / spread.freedom)
     for group in map(list, groups or np.arange(len(labels))[:, None]):
-        left, of = views[group], labels[group]
-        images, sums = mine.images.copy(), mine.sums.copy()
+        left = views[group]
+        of = labels[group]
+        images = mine.images.copy()
+        sums = mine.sums.copy()
         np.subtract.at(images, of, 1)
         np.subtract.at(sums, of, left.mean(1))
         means = estimate_means(others, mine._replace(images=images, sums=sums), spread)
         removed = scale * np.vstack(
-            [_scatter_of(left[of == label], label, values, mine) for label in sorted({*of.tolist()})]
+            [
+                _scatter_of(left[of == label], label, values, mine)
+                for label in sorted({*of.tolist()})
+            ]
         )
         logits[group], cosines[group] = _classify(left, means, spread.precision, removed)
     return logits, cosines
@@ -199,16 +229,20 @@ def leave_one_out(
 def _classify(
     images: np.ndarray, means: Means, precision: np.ndarray, removed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `leave_one_out` returns for images [n, VIEWS, d]; `removed` [r, d] is what the covariance lacks (Woodbury).
+    """What `leave_one_out` returns for images [n, VIEWS, d]; `removed` [r,
+    d] is what the covariance lacks (Woodbury).
 
     Both follow from inner products under the precision: the new one is never made.
     """
     known = means.means[means.known]
     points = np.vstack([images[:, 0], images.mean(1), known])
-    count, number = len(points), len(images)
+    count = len(points)
+    number = len(images)
     inner = (stacked := np.vstack([points, removed])) @ precision @ stacked.T
     across = inner[:count, count:]
-    inner = inner[:count, :count] + across @ np.linalg.solve(np.eye(len(removed)) - inner[count:, count:], across.T)
+    inner = inner[:count, :count] + across @ np.linalg.solve(
+        np.eye(len(removed)) - inner[count:, count:], across.T
+    )
     scores = inner[:number, 2 * number :] - np.diag(inner)[2 * number :] / 2
     logits = np.repeat(scores.min(1, initial=0.0)[:, None] - _NEVER, len(means.known), 1)
     logits[:, means.known] = scores
@@ -216,47 +250,61 @@ def _classify(
     if len(known) > 1:
         seen = inner[number:, number:]  # of the images' means over views and of the classes' means
         middle = seen[:, number:].mean(1)
-        seen = seen - middle[:, None] - middle + middle[number:].mean()  # as seen from the middle of the classes
+        # as seen from the middle of the classes
+        seen = seen - middle[:, None] - middle + middle[number:].mean()
         lengths = np.sqrt(np.maximum(np.diag(seen), _LEAST_VARIANCE))
-        cosines[:, means.known] = seen[:number, number:] / (lengths[:number, None] * lengths[number:])
+        cosines[:, means.known] = seen[:number, number:] / (
+            lengths[:number, None] * lengths[number:]
+        )
     return logits, cosines
 
 
 def expected_scale(spread: Spread) -> float:
     """The factor in 0..1 with which a head's logits probably fit images that it has not seen.
 
-    A covariance that rests on few degrees of freedom is smaller along its own directions than it should be, and the
-    head too certain.
+    A covariance that rests on few degrees of freedom is smaller along its own directions than it
+    should be, and the head too certain.
     """
     return spread.freedom / (spread.freedom + _HALF_CERTAIN * len(spread.precision))
 
 
 def fit_scale(logits: np.ndarray, labels: np.ndarray, expected: float | None = None) -> float:
-    """The positive factor with which logits [n, C] of images that the head has not seen fit their labels [n] best.
+    """The positive factor with which logits [n,
+    C] of images that the head has not seen fit their labels [n] best.
 
-    Least cross-entropy, as if there were one image more, whose label is drawn; or, where some factor is `expected`,
-    allowing for that: so a few images that are all right do not make the head certain of everything, nor do wrong ones
-    make it uncertain. 1 if there is no image.
+    Least cross-entropy, as if there were one image more, whose label is drawn; or, where some
+    factor is `expected`, allowing for that: so a few images that are all right do not make the head
+    certain of everything, nor do wrong ones make it uncertain. 1 if there is no image.
     """
     if not len(labels):
         return 1.0
-    target = np.zeros(logits.shape) if expected else np.full(logits.shape, 1 / (logits.shape[1] * (len(labels) + 1)))
+    target = (
+        np.zeros(logits.shape)
+        if expected
+        else np.full(logits.shape, 1 / (logits.shape[1] * (len(labels) + 1)))
+    )
     target[np.arange(len(labels)), labels] += 1 - target.sum(1)
     losses = []
     for scale in _SCALES:
         scaled = scale * (logits - logits.max(1, keepdims=True))
         loss = -float((target * (scaled - np.log(np.exp(scaled).sum(1, keepdims=True)))).sum())
-        losses.append(loss + (np.log(scale / expected) / _SCALE_DEVIATION) ** 2 / 2 if expected else loss)
+        regularised = (
+            loss + (np.log(scale / expected) / _SCALE_DEVIATION) ** 2 / 2 if expected else loss
+        )
+        losses.append(regularised)
     return float(_SCALES[int(np.argmin(losses))])
 
 
 def _scatter_of(images: np.ndarray, label: int, total: Sums, own: Sums) -> np.ndarray:
-    """Vectors whose outer products these images [n, VIEWS, d] of a class add to the scatter, [r, d]."""
+    """Vectors whose outer products these images [n, VIEWS, d] of a class add to the scatter,
+    [r, d].
+    """
     means = images.mean(1)
     views = ((images - means[:, None]) / np.sqrt(VIEWS)).reshape(-1, images.shape[2])
     single = own.images[label] == 1
     count = total.singles[label] if single else own.images[label]
-    centre = (total.single_sums if single else own.sums)[label] / count
+    single_sums = total.single_sums if single else own.sums
+    centre = single_sums[label] / count
     apart = means - centre
     left = max(count - len(images), 1)  # where nothing is left, the mean of these is the centre
     return np.vstack([views, apart, apart.sum(0) / np.sqrt(left)])
@@ -265,10 +313,12 @@ def _scatter_of(images: np.ndarray, label: int, total: Sums, own: Sums) -> np.nd
 def linear(means: Means, spread: Spread) -> tuple[np.ndarray, np.ndarray]:
     """Weight [C, d] and bias [C]; a class that nobody has gets a bias below all that others reach.
 
-    What all classes' logits have in common is left out: it is hundreds of times larger than their differences, which
-    would drown in float32.
+    What all classes' logits have in common is left out: it is hundreds of times larger than their
+    differences, which would drown in float32.
     """
-    centre = means.means[means.known].mean(0) if means.known.any() else np.zeros(means.means.shape[1])
+    centre = (
+        means.means[means.known].mean(0) if means.known.any() else np.zeros(means.means.shape[1])
+    )
     moved = np.where(means.known[:, None], means.means - centre, 0.0)
     weight = moved @ spread.precision
     bias = -np.einsum("cd,cd->c", weight, moved / 2 + centre)

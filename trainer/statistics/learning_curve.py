@@ -1,10 +1,12 @@
-"""Learning curve of the consensus head: its accuracy by a plant's images a class, and which class wants more of them.
+"""Learning curve of the consensus head: its accuracy by a plant's images a class,
+and which class wants more of them.
 
 Nothing is trained: the features are there, and a head of fewer images is a sum of fewer terms.
 """
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +25,8 @@ _STUDENT = 2.776  # 97.5 % of Student's t with four degrees of freedom
 _NORMAL = 1.96  # of the normal distribution, likewise
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 _APART = 1.5  # how many times as many images all are as those of the point before, at least
-_HARDLY = 0.02  # what the last doubling has brought at most where more images are said to be hardly worth it
+# what the last doubling has brought at most where more images are said to be hardly worth it
+_HARDLY = 0.02
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +49,10 @@ class ClassCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     images: int  # that the plant has to train with
-    points: list[CurvePoint]  # share of its images that are right, at each size; empty if none is judged
-    gain: Estimate | None  # of the last one over a head with half of this class's images; None without two
+    # share of its images that are right, at each size; empty if none is judged
+    points: list[CurvePoint]
+    # of the last one over a head with half of this class's images; None without two
+    gain: Estimate | None
 
 
 class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,22 +64,37 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
     points: list[CurvePoint]
     gain: Estimate | None  # of all images over half of each class's; None if no class has two
     classes: list[ClassCurve]
-    wanted: str  # class that gained most from its last doubling, its interval above zero; empty if none did
+    # class that gained most from its last doubling, its interval above zero; empty if none did
+    wanted: str
     doubts: list[Doubt]  # images that do not look like their class, the most doubtful first
 
     def describe(self, everything: str) -> list[str]:
-        """What a person wants to know of it, line by line; `everything` says where all doubts are."""
-        return [self.describe_curve(), self.describe_class(), *describe_doubts(self.doubts, everything)]
+        """What a person wants to know of it, line by line;
+        `everything` says where all doubts are.
+        """
+        return [
+            self.describe_curve(),
+            self.describe_class(),
+            *describe_doubts(self.doubts, everything),
+        ]
 
     def describe_curve(self) -> str:
         """What the last doubling brought, and what follows for more images."""
         last = self.points[-1]
-        reached = f"{_percent(last.accuracy)} of {self.judged} images that it has not seen are right"
+        reached = (
+            f"{_percent(last.accuracy)} of {self.judged} images that it has not seen are right"
+        )
         if self.gain is None:
             return f"{reached}; with one image of each class, nothing can be said of more"
-        brought = f"the second half of the images brought {_points(self.gain)}, all classes counting alike"
+        brought = (
+            f"the second half of the images brought {_points(self.gain)}, all classes counting "
+            "alike"
+        )
         if self.gain.low > 0:
-            return f"{reached}; {brought}: more are likely to help, though twice as many usually bring less than that"
+            return (
+                f"{reached}; {brought}: more are likely to help, though twice as many usually "
+                "bring less than that"
+            )
         if self.gain.high <= _HARDLY:
             return f"{reached}; {brought}: more of the same kind will hardly help"
         return f"{reached}; {brought}: these images cannot tell whether more would help"
@@ -87,14 +107,14 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
             (wanted,) = [each for each in self.classes if each.name == self.wanted]
             assert wanted.gain is not None
             return (
-                f"{self.wanted} wants more images most: the second half of its {wanted.images} brought "
-                f"{_points(wanted.gain)}{least}"
+                f"{self.wanted} wants more images most: the second half of its {wanted.images} "
+                f"brought {_points(wanted.gain)}{least}"
             )
         known = [each for each in self.classes if each.points]
         lowest = min(known, key=lambda each: each.points[-1].accuracy.value)
         return (
-            f"no class has clearly gained from the second half of its images; fewest are right of {lowest.name}: "
-            f"{_percent(lowest.points[-1].accuracy)}{least}"
+            "no class has clearly gained from the second half of its images; fewest are right "
+            f"of {lowest.name}: {_percent(lowest.points[-1].accuracy)}{least}"
         )
 
 
@@ -132,15 +152,15 @@ def trace(
 ) -> LearningCurve:
     """The learning curve of a plant.
 
-    Each head is made anew of so many images of each class, or all where a class has fewer, and the other plants' sums.
-    Within a split the draws are nested. An interval is Wilson's (for a gain that of `_gain`) widened by
-    what draws differ by; it takes images for independent, and knows nothing of images
-    that are unlike these.
+    Each head is made anew of so many images of each class, or all where a class has fewer, and the
+    other plants' sums. Within a split the draws are nested. An interval is Wilson's (for a gain
+    that of `_gain`) widened by what draws differ by; it takes images for independent, and knows
+    nothing of images that are unlike these.
 
-    A gain is that of the mean over classes of the share of their images that are right. For a class, it is what the
-    second half of its images has brought, with all images of the others, and images spread as all do. Its own share
-    would not do: of two classes that look alike, one gains by more images what the other loses. Nor would the lowest
-    share: such classes stay low.
+    A gain is that of the mean over classes of the share of their images that are right. For a
+    class, it is what the second half of its images has brought, with all images of the others, and
+    images spread as all do. Its own share would not do: of two classes that look alike, one gains
+    by more images what the other loses. Nor would the lowest share: such classes stay low.
 
     Args:
         features: [n, VIEWS, d], each vector of at most length one.
@@ -151,30 +171,46 @@ def trace(
         doubts: of the images.
 
     Raises:
-        ValueError: there are no two classes, or no held-out image is of a class that others are left of.
+        ValueError: there are no two classes, or no held-out image is of a class that others are
+            left of.
     """
     nothing = collect(features[:0], labels[:0], len(classes))
     others = others or nothing
     largest = max(int(np.bincount(labels[split.train]).max(initial=0)) for split in splits[0])
     sizes = [size for size in _SIZES if size * _APART <= largest] + [largest]
-    drawn = [_draw(features, labels, nothing, others, sizes, draw, each) for draw, each in enumerate(splits)]
+    drawn = [
+        _draw(features, labels, nothing, others, sizes, draw, each)
+        for draw, each in enumerate(splits)
+    ]
     if not all(len(each.judged) for each in drawn):
         raise ValueError("no image can be left out and judged by others of its class")
-    own = sorted({label for split in splits[0] for label in labels[split.train].tolist()})
+    own = sorted(set(chain.from_iterable(labels[split.train].tolist() for split in splits[0])))
     if len(own) < 2:
         raise ValueError("its images are of one class, and there is nothing to tell apart")
-    trained = {int(position) for split in splits[0] for position in split.train}
+    trained = set()
+    for split in splits[0]:
+        for position in split.train:
+            trained.add(int(position))
     counts = np.bincount(labels[sorted(trained)], minlength=len(classes))
-    curves = [_class_curve(label, classes[label], int(counts[label]), labels, sizes, drawn) for label in own]
+    curves = [
+        _class_curve(label, classes[label], int(counts[label]), labels, sizes, drawn)
+        for label in own
+    ]
     clear = [each for each in curves if each.gain and each.gain.low > 0]
+
+    def gain_of(curve: ClassCurve) -> float:
+        return curve.gain.value if curve.gain else 0
+
+    gain = _gain(labels, drawn, lambda each: each.halved) if (counts > 1).any() else None
+    wanted = max(clear, key=gain_of).name if clear else ""
     return LearningCurve(
         judged=len(drawn[0].judged),
         cross_validated=len(splits[0]) > 1,
         others=int(others.images.sum()),
         points=_points_of(sizes, drawn, lambda each: np.ones(len(each.judged), bool)),
-        gain=_gain(labels, drawn, lambda each: each.halved) if (counts > 1).any() else None,
+        gain=gain,
         classes=curves,
-        wanted=max(clear, key=lambda each: each.gain.value if each.gain else 0).name if clear else "",
+        wanted=wanted,
         doubts=list(doubts),
     )
 
@@ -189,15 +225,27 @@ def _draw(
     splits: Sequence[Split],
 ) -> _Drawn:
     parts = [
-        _judge(features, labels, nothing, others, sizes, generator(0, "learning curve", draw, number), split)
+        _judge(
+            features,
+            labels,
+            nothing,
+            others,
+            sizes,
+            generator(0, "learning curve", draw, number),
+            split,
+        )
         for number, split in enumerate(splits)
     ]
-    labelled = sorted({label for part in parts for label in part.halves})
+    labelled = sorted(set(chain.from_iterable(part.halves for part in parts)))
+    pairs = zip(*(part.sizes for part in parts), strict=True)
+    halves = {}
+    for label in labelled:
+        halves[label] = np.concatenate([part.halves.get(label, part.sizes[-1]) for part in parts])
     return _Drawn(
         np.concatenate([part.judged for part in parts]),
-        [np.concatenate(each) for each in zip(*(part.sizes for part in parts), strict=True)],
+        [np.concatenate(each) for each in pairs],
         np.concatenate([part.halved for part in parts]),
-        {label: np.concatenate([part.halves.get(label, part.sizes[-1]) for part in parts]) for label in labelled},
+        halves,
     )
 
 
@@ -218,7 +266,9 @@ def _judge(
     def sums_of(label: int, count: int) -> Sums:
         if (label, count) not in made:
             positions = orders[label][:count]
-            made[label, count] = collect(features[positions], labels[positions], len(nothing.images))
+            made[label, count] = collect(
+                features[positions], labels[positions], len(nothing.images)
+            )
         return made[label, count]
 
     def head(counts: dict[int, int], spread: Spread | None = None) -> Head:
@@ -231,30 +281,37 @@ def _judge(
 
     counts = {label: len(order) for label, order in orders.items()}
     halves = {label: count // 2 for label, count in counts.items() if count > 1}
-    smaller = [{label: min(size, count) for label, count in counts.items()} for size in sizes[:-1]]
+    smaller = []
+    for size in sizes[:-1]:
+        smaller.append({label: min(size, count) for label, count in counts.items()})
     whole = head(counts)
     return _Drawn(
         judged,
         [*(right(head(each)) for each in smaller), right(whole)],
         right(head({**counts, **halves})),
-        {label: right(head({**counts, label: half}, whole.spread)) for label, half in halves.items()},
+        {
+            label: right(head({**counts, label: half}, whole.spread))
+            for label, half in halves.items()
+        },
     )
 
 
 def _class_curve(
-    label: int, name: str, images: int, labels: np.ndarray, sizes: Sequence[int], drawn: Sequence[_Drawn]
+    label: int,
+    name: str,
+    images: int,
+    labels: np.ndarray,
+    sizes: Sequence[int],
+    drawn: Sequence[_Drawn],
 ) -> ClassCurve:
     def of_class(each: _Drawn) -> np.ndarray:
         return np.asarray(labels[each.judged] == label)
 
     judged = all(of_class(each).any() for each in drawn)
     halved = judged and all(label in each.halves for each in drawn)
-    return ClassCurve(
-        name=name,
-        images=images,
-        points=_points_of(sizes, drawn, of_class) if judged else [],
-        gain=_gain(labels, drawn, lambda each: each.halves[label]) if halved else None,
-    )
+    points = _points_of(sizes, drawn, of_class) if judged else []
+    gain = _gain(labels, drawn, lambda each: each.halves[label]) if halved else None
+    return ClassCurve(name=name, images=images, points=points, gain=gain)
 
 
 def _points_of(
@@ -264,15 +321,22 @@ def _points_of(
     for number, size in enumerate(sizes):
         right = [each.sizes[number][chosen(each)] for each in drawn]
         intervals = [wilson_interval(int(each.sum()), len(each)) for each in right]
-        points.append(CurvePoint(images=size, accuracy=_average([each.mean() for each in right], intervals, 0)))
+        points.append(
+            CurvePoint(
+                images=size, accuracy=_average([each.mean() for each in right], intervals, 0)
+            )
+        )
     return points
 
 
-def _gain(labels: np.ndarray, drawn: Sequence[_Drawn], fewer: Callable[[_Drawn], np.ndarray]) -> Estimate:
-    """The balanced gain of all images over `fewer`: what of it an image brings is its mean over draws.
+def _gain(
+    labels: np.ndarray, drawn: Sequence[_Drawn], fewer: Callable[[_Drawn], np.ndarray]
+) -> Estimate:
+    """The balanced gain of all images over `fewer`:
+    what of it an image brings is its mean over draws.
 
-    With half an image more in each cell of a class's table (Agresti and Min, Statistics in Medicine 24:729, 2005), so
-    that no interval is empty where all heads agree.
+    With half an image more in each cell of a class's table (Agresti and Min, Statistics in Medicine
+    24:729, 2005), so that no interval is empty where all heads agree.
     """
     gained = np.zeros((len(drawn), len(labels)))
     for row, each in zip(gained, drawn, strict=True):
@@ -280,16 +344,22 @@ def _gain(labels: np.ndarray, drawn: Sequence[_Drawn], fewer: Callable[[_Drawn],
     judged = drawn[0].judged
     members = [judged[labels[judged] == label] for label in np.unique(labels[judged])]
     of_draws = np.mean([gained[:, positions].mean(1) for positions in members], 0)
-    means, variance = gained.mean(0), 0.0
+    means = gained.mean(0)
+    variance = 0.0
     for positions in members:
-        count, each = len(positions) + 2, means[positions]
+        count = len(positions) + 2
+        each = means[positions]
         variance += (float(np.square(each).sum()) + 1 - float(each.sum()) ** 2 / count) / count**2
     half = _NORMAL * float(np.sqrt(variance)) / len(members)
     return _average(of_draws.tolist(), [(gain - half, gain + half) for gain in of_draws], -1)
 
 
-def _average(values: Sequence[float], intervals: Sequence[tuple[float, float]], least: float) -> Estimate:
-    """The mean over draws: one draw's interval, on average, and what the mean of so many draws varies by."""
+def _average(
+    values: Sequence[float], intervals: Sequence[tuple[float, float]], least: float
+) -> Estimate:
+    """The mean over draws: one draw's interval, on average,
+    and what the mean of so many draws varies by.
+    """
     value = float(np.mean(values))
     error = _STUDENT * float(np.std(values, ddof=1)) / np.sqrt(len(values))
     below, above = np.abs(np.array(intervals) - np.array(values)[:, None]).mean(0)

@@ -1,8 +1,10 @@
-"""The classifier made of private sums: the others' class means as noisy as they are, one's own as they are.
+"""The classifier made of private sums: the others' class means as noisy as they are,
+one's own as they are.
 
-A plant's own images need no protection from itself: how features vary within a class, and its own classes' means, are
-those of its images. Of the others it has means whose noise is known. Each mean is the posterior one: what is known of
-it, by its precision, drawn towards the mean of all classes by as much as noise there is.
+A plant's own images need no protection from itself: how features vary within a class, and its own
+classes' means, are those of its images. Of the others it has means whose noise is known. Each mean
+is the posterior one: what is known of it, by its precision, drawn towards the mean of all classes
+by as much as noise there is.
 """
 
 import numpy as np
@@ -11,10 +13,9 @@ from trainer.statistics.lda_head import Head, Means, Spread, estimate_spread, li
 from trainer.statistics.private_sums import RADIUS, PrivateSums
 from trainer.statistics.sums import Sums
 
-_WITHIN, _BETWEEN = (
-    RADIUS**2 / 2,
-    RADIUS**2 / 3,
-)  # traces of covariances within and between classes, where none is known
+# traces of covariances within and between classes, where none is known
+_WITHIN = RADIUS**2 / 2
+_BETWEEN = RADIUS**2 / 3
 _LEAST = 1e-3  # part of RADIUS^2 that classes differ by, at least
 
 
@@ -28,7 +29,11 @@ def fit(others: PrivateSums, own: Sums, noise: float, directions: int) -> Head:
         directions: along which features lie.
     """
     plants = float(others.plants[0])
-    spread = estimate_spread(own) if own.images.sum() > own.holders.sum() else _unknown_spread(own.dimensions)
+    spread = (
+        estimate_spread(own)
+        if own.images.sum() > own.holders.sum()
+        else _unknown_spread(own.dimensions)
+    )
     deviation = noise * np.sqrt(plants)  # of numbers of images, and of sums in lengths of RADIUS
     taught = others.images > max(0.5, deviation)
     images = np.where(taught, np.maximum(others.images, 1), 1)
@@ -37,11 +42,15 @@ def fit(others: PrivateSums, own: Sums, noise: float, directions: int) -> Head:
     known = (precision[0] + precision[1]) > 0
     variance = 1 / np.maximum(precision[0] + precision[1], np.finfo(np.float64).tiny)
     means = others.sums / images[:, None], own.sums / np.maximum(own.images, 1)[:, None]
-    raw = sum(each[:, None] * mean for each, mean in zip(precision, means, strict=True)) * variance[:, None]
+    raw = (
+        sum(each[:, None] * mean for each, mean in zip(precision, means, strict=True))
+        * variance[:, None]
+    )
     weight = np.where(known, 1 / (variance + _BETWEEN), 0.0)
     centre = weight @ raw / max(weight.sum(), np.finfo(np.float64).tiny)
     apart = np.square(raw - centre).sum(1)
-    between = max(_LEAST * RADIUS**2, float((apart - variance)[known].mean()) if known.any() else 0.0)
+    apart_or_zero = float((apart - variance)[known].mean()) if known.any() else 0.0
+    between = max(_LEAST * RADIUS**2, apart_or_zero)
     posterior = np.where(known, between * variance / (between + variance), 0.0)
     drawn = centre + (between / (between + variance))[:, None] * (raw - centre)
     doubt = float(posterior[known].mean()) / directions if known.any() else 0.0
@@ -51,7 +60,9 @@ def fit(others: PrivateSums, own: Sums, noise: float, directions: int) -> Head:
 
 
 def _unknown_spread(dimensions: int) -> Spread:
-    return Spread(np.eye(dimensions) * (dimensions / _WITHIN), _WITHIN, _BETWEEN, float(dimensions), 1.0)
+    return Spread(
+        np.eye(dimensions) * (dimensions / _WITHIN), _WITHIN, _BETWEEN, float(dimensions), 1.0
+    )
 
 
 def _add_doubt(spread: Spread, variance: float) -> Spread:
@@ -64,5 +75,7 @@ def _add_doubt(spread: Spread, variance: float) -> Spread:
 
 
 def express(head: Head, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weight [C, d] and bias [C] of the head for features of length one as they are, not from the public centre."""
+    """Weight [C, d] and bias [C] of the head for features of length one as they are,
+    not from the public centre.
+    """
     return head.weight, head.bias - head.weight @ centre

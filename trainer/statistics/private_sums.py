@@ -1,15 +1,19 @@
-"""Sums of a plant's image features from which no single image can be told: noise is added before they leave.
+"""Sums of a plant's image features from which no single image can be told:
+noise is added before they leave.
 
-Neighbours are two folders of a plant that differ in one image: another one, of whichever class, in its place. So how
-many images a plant has is no secret, and of which classes they are is one. What leaves is, of each class, the sum S_c
-of its images' feature vectors x, none longer than RADIUS, and their number n_c, both with Gaussian noise. Let numbers
-be measured in units of RADIUS. If the image that is replaced stays in its class, S_c moves by |x - x'| <= 2 RADIUS, and
-no number does. If it changes its class, two sums move by at most RADIUS each and two numbers by RADIUS each: together
-by the root of 4 RADIUS^2. So all of it, as one vector, moves by SENSITIVITY * RADIUS at most, and numbers cost nothing
-beside the sums. Everything else that a head needs is made of these, or of what everybody knows.
+Neighbours are two folders of a plant that differ in one image: another one, of whichever class, in
+its place. So how many images a plant has is no secret, and of which classes they are is one. What
+leaves is, of each class, the sum S_c of its images' feature vectors x, none longer than RADIUS, and
+their number n_c, both with Gaussian noise. Let numbers be measured in units of RADIUS. If the image
+that is replaced stays in its class, S_c moves by |x - x'| <= 2 RADIUS, and no number does. If it
+changes its class, two sums move by at most RADIUS each and two numbers by RADIUS each: together by
+the root of 4 RADIUS^2. So all of it, as one vector, moves by SENSITIVITY * RADIUS at most, and
+numbers cost nothing beside the sums. Everything else that a head needs is made of these, or of what
+everybody knows.
 
-Sums and noise are whole numbers of a grid's steps, and added as such: no rounding of floating-point numbers depends on
-an image after its features are rounded (Mironov, CCS 2012, shows what would otherwise be told).
+Sums and noise are whole numbers of a grid's steps, and added as such: no rounding of floating-point
+numbers depends on an image after its features are rounded (Mironov, CCS 2012, shows what would
+otherwise be told).
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +32,9 @@ _IMAGE_BITS = 18  # grid of numbers of images
 _TAILS = 16.0  # standard deviations that noise does not reach
 
 Normal = Callable[[str, int], np.ndarray]
-"""(name, count) -> so many normal numbers of the node's own, float64, drawn for what they are added to."""
+"""(name, count) -> so many normal numbers of the node's own, float64,
+drawn for what they are added to.
+"""
 
 
 class PrivateSums(NamedTuple):
@@ -46,11 +52,15 @@ class PrivateSums(NamedTuple):
     @staticmethod
     def of(arrays: Mapping[str, np.ndarray]) -> "PrivateSums":
         """From named arrays, among which others may be."""
-        return PrivateSums(**{name: np.asarray(arrays[f"{PREFIX}.{name}"]) for name in PrivateSums._fields})
+        return PrivateSums(
+            **{name: np.asarray(arrays[f"{PREFIX}.{name}"]) for name in PrivateSums._fields}
+        )
 
     def values(self) -> "PrivateSums":
         """The same as float64, the centre as the mean over plants."""
-        scaled = PrivateSums(*(value * 2.0 ** -_BITS[name] for name, value in self._asdict().items()))
+        scaled = PrivateSums(
+            *(value * 2.0 ** -_BITS[name] for name, value in self._asdict().items())
+        )
         return scaled._replace(centre=scaled.centre / np.maximum(scaled.plants, 1))
 
 
@@ -65,32 +75,45 @@ def specs(classes: int, dimensions: int) -> dict[str, TensorSpec]:
         "sums": (classes, dimensions),
         "centre": (dimensions,),
     }
-    return {f"{PREFIX}.{name}": TensorSpec(shape, _BITS[name], dtype="int64") for name, shape in shapes.items()}
+    return {
+        f"{PREFIX}.{name}": TensorSpec(shape, _BITS[name], dtype="int64")
+        for name, shape in shapes.items()
+    }
 
 
 def cut(features: np.ndarray) -> np.ndarray:
-    """Features [..., d] cut to a length that is at most RADIUS after they are rounded to their grid."""
+    """Features [..., d] cut to a length that is at most RADIUS after they are rounded to their
+    grid.
+    """
     most = RADIUS - np.sqrt(features.shape[-1]) * 2.0 ** -(FEATURE_BITS + 1)
     lengths = np.linalg.norm(features, axis=-1, keepdims=True)
     return np.asarray(features * np.minimum(1, most / np.maximum(lengths, most)))
 
 
-def release(exact: Sums, centre: np.ndarray, directions: np.ndarray, noise: float, normal: Normal) -> PrivateSums:
+def release(
+    exact: Sums, centre: np.ndarray, directions: np.ndarray, noise: float, normal: Normal
+) -> PrivateSums:
     """What leaves a plant.
 
     Args:
         exact: of features that `cut` gave, as they travel.
         centre: [d], public.
-        directions: [k, d], public and orthonormal: features lie along these, and noise beside them is taken off again.
+        directions: [k, d], public and orthonormal: features lie along these, and noise beside them
+            is taken off again.
         noise: its standard deviation, in lengths of RADIUS.
         normal: the plant's own.
     """
     classes, dimensions = exact.sums.shape
-    drawn = {name: noise * normal(name, count) for name, count in (("images", classes), ("sums", classes * dimensions))}
+    drawn = {
+        name: noise * normal(name, count)
+        for name, count in (("images", classes), ("sums", classes * dimensions))
+    }
     images = (exact.images << _IMAGE_BITS) + _steps(drawn["images"], _IMAGE_BITS)
     sums = exact.sums + _steps(RADIUS * drawn["sums"], SUM_BITS).reshape(classes, dimensions)
     along = sums.astype(np.float64) @ directions.T @ directions
-    return PrivateSums(np.ones(1, np.int64), images, np.rint(along).astype(np.int64), _steps(centre, SUM_BITS))
+    return PrivateSums(
+        np.ones(1, np.int64), images, np.rint(along).astype(np.int64), _steps(centre, SUM_BITS)
+    )
 
 
 def _steps(values: np.ndarray, bits: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Sums of a plant's image features on fixed integer grids, exact in any order of plants.
 
-An image counts once: each of its views, whose feature vectors have at most length one, counts as the same part of it.
-Totals are read as they are, not as means.
+An image counts once: each of its views, whose feature vectors have at most length one, counts as
+the same part of it. Totals are read as they are, not as means.
 """
 
 import itertools
@@ -27,9 +27,10 @@ _NEGATIVE = 1e-9  # of the trace: eigenvalues below minus this, and the grid's, 
 class Sums(NamedTuple):
     """Sums over some plants' images, of C classes in d dimensions.
 
-    z is an image's feature vector, the mean of its views'; m_kc the mean of a plant's images of a class. A class is
-    `single` at a plant that has one image of it: this says nothing of how images scatter about the plant's mean. The
-    product of its mean is in `scatter` all the same, so that no image is lost where plants have hardly any.
+    z is an image's feature vector, the mean of its views'; m_kc the mean of a plant's images of a
+    class. A class is `single` at a plant that has one image of it: this says nothing of how images
+    scatter about the plant's mean. The product of its mean is in `scatter` all the same, so that no
+    image is lost where plants have hardly any.
     """
 
     images: np.ndarray  # [C] N_c
@@ -38,10 +39,12 @@ class Sums(NamedTuple):
     singles: np.ndarray  # [C] plants that have one image of it
     sums: np.ndarray  # [C, d] S_c
     single_sums: np.ndarray  # [C, d] those of singles
-    scatter: np.ndarray  # [d (d + 1) / 2] W of views, and singles' z z^T: upper triangle, row by row
+    # [d (d + 1) / 2] W of views, and singles' z z^T: upper triangle, row by row
+    scatter: np.ndarray
     trace: np.ndarray  # [1] sum of |z - m_kc|^2
     between: np.ndarray  # [1] A: sum of n_kc |m_kc|^2
-    quartic: np.ndarray  # [1] Q: sum of n / (n - 1) |mean over views of (view - m_kc) (view - m_kc)^T|_F^2, n > 1
+    # [1] Q: sum of n / (n - 1) |mean over views of (view - m_kc) (view - m_kc)^T|_F^2, n > 1
+    quartic: np.ndarray
 
     @property
     def dimensions(self) -> int:
@@ -57,8 +60,12 @@ class Sums(NamedTuple):
         """From named arrays, among which others may be."""
         return Sums(**{name: np.asarray(arrays[f"{PREFIX}.{name}"]) for name in Sums._fields})
 
-    def combine(self, other: "Sums", operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> "Sums":
-        """Each sum with the other's: np.add joins plants, np.subtract takes them out again, exactly."""
+    def combine(
+        self, other: "Sums", operation: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> "Sums":
+        """Each sum with the other's: np.add joins plants,
+        np.subtract takes them out again, exactly.
+        """
         return Sums(*(operation(mine, theirs) for mine, theirs in zip(self, other, strict=True)))
 
     def without(self, other: "Sums") -> "Sums":
@@ -96,7 +103,9 @@ def shapes(classes: int, dimensions: int) -> dict[str, tuple[int, ...]]:
 
 def no_images(classes: int, dimensions: int) -> Sums:
     """The sums over no image."""
-    return Sums.of({name: np.zeros(shape, np.int64) for name, shape in shapes(classes, dimensions).items()})
+    return Sums.of(
+        {name: np.zeros(shape, np.int64) for name, shape in shapes(classes, dimensions).items()}
+    )
 
 
 def specs(classes: int, dimensions: int) -> dict[str, TensorSpec]:
@@ -108,7 +117,9 @@ def specs(classes: int, dimensions: int) -> dict[str, TensorSpec]:
 
 
 def directions(features: int, dimensions: int) -> np.ndarray:
-    """The public directions [dimensions, features], orthonormal, on which features are projected; the same for all."""
+    """The public directions [dimensions, features], orthonormal,
+    on which features are projected; the same for all.
+    """
     drawn = generator(0, "directions", features, dimensions).standard_normal((features, dimensions))
     return np.ascontiguousarray(np.linalg.qr(drawn)[0].T)
 
@@ -129,7 +140,9 @@ def _longest(dimensions: int) -> float:
 
 
 def choose_images(labels: np.ndarray, most: int = MAX_IMAGES) -> np.ndarray:
-    """Positions of the images that count: all, or of more than `most` the first of each class, evenly."""
+    """Positions of the images that count: all, or of more than `most` the first of each class,
+    evenly.
+    """
     turns = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
         turns[labels == label] = np.arange(np.count_nonzero(labels == label))
@@ -139,8 +152,8 @@ def choose_images(labels: np.ndarray, most: int = MAX_IMAGES) -> np.ndarray:
 def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:
     """One plant's sums.
 
-    All sums over views, images and dimensions are of whole numbers below 2^53: no order, number of threads or
-    processor changes a bit of them.
+    All sums over views, images and dimensions are of whole numbers below 2^53: no order, number of
+    threads or processor changes a bit of them.
 
     Args:
         features: [n, VIEWS, d], each vector of at most length one; n <= MAX_IMAGES.
@@ -156,9 +169,11 @@ def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:
     images = np.bincount(labels, minlength=classes).astype(np.int64)
     sums = np.zeros((classes, dimensions), np.int64)
     scatter = np.zeros((dimensions, dimensions))
-    trace, quartic = 0.0, 0
+    trace = 0.0
+    quartic = 0
     for label in np.flatnonzero(images):
-        views, count = _steps(features[labels == label]), int(images[label])
+        views = _steps(features[labels == label])
+        count = int(images[label])
         if not np.linalg.norm(views, axis=2).max() <= _longest(dimensions) * 2.0**FEATURE_BITS:
             raise ValueError("a feature vector is longer than one")
         each = views.sum(1).astype(np.int64)
@@ -167,14 +182,20 @@ def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:
         sums[label] = total
         scatter += flat.T @ flat
         if count > 1:
-            wide, length = total.astype(np.float64), float(total @ total)
+            wide = total.astype(np.float64)
+            length = float(total @ total)
             scatter -= np.outer(wide, wide) / (VIEWS * count)
             trace += (float(np.square(each).sum()) - length / count) / VIEWS
             along = (views @ wide / (VIEWS * count))[:, :, None]
             centred = (
-                views @ views.transpose(0, 2, 1) - along - along.transpose(0, 2, 1) + length / (VIEWS * count) ** 2
+                views @ views.transpose(0, 2, 1)
+                - along
+                - along.transpose(0, 2, 1)
+                + length / (VIEWS * count) ** 2
             )
-            squares = np.square(centred * 2.0 ** (-2 * FEATURE_BITS)).mean((1, 2)) * count / (count - 1)
+            squares = (
+                np.square(centred * 2.0 ** (-2 * FEATURE_BITS)).mean((1, 2)) * count / (count - 1)
+            )
             quartic += int(np.rint(squares * 2.0**_QUARTIC_BITS).sum())
     single = images == 1
     return Sums(
@@ -212,10 +233,11 @@ def _lower(triangle: np.ndarray, dimensions: int) -> np.ndarray:
 def check(arrays: Mapping[str, np.ndarray]) -> None:
     """Check that one plant's sums, of the right shapes, are such as images can have.
 
-    What follows from other sums must agree with them; what an image can add is bounded; neither the scatter nor what
-    is left of it without its single images has a negative direction, so no total has one. That keeps totals from
-    overflowing and heads finite; a liar that stays within it can still spoil others' heads with a few images, since
-    sums that images could have need not be those of a plant's images.
+    What follows from other sums must agree with them; what an image can add is bounded; neither the
+    scatter nor what is left of it without its single images has a negative direction, so no total
+    has one. That keeps totals from overflowing and heads finite; a liar that stays within it can
+    still spoil others' heads with a few images, since sums that images could have need not be those
+    of a plant's images.
 
     Raises:
         ValueError: they are not.
@@ -226,24 +248,29 @@ def check(arrays: Mapping[str, np.ndarray]) -> None:
     derived = (np.square(images), images > 0, images == 1)
     if any(not np.array_equal(*pair) for pair in zip(derived, given[1:4], strict=True)):
         raise ValueError("its statistics contradict their own numbers of images")
-    sums, longest = given._scaled(), _longest(given.dimensions)
+    sums = given._scaled()
+    longest = _longest(given.dimensions)
     lengths = np.linalg.norm(sums.sums, axis=1)
     if (lengths > images * longest).any():
         raise ValueError("its statistics hold a mean longer than any feature vector")
     single = images == 1
     if not np.array_equal(given.single_sums, np.where(single[:, None], given.sums, 0)):
-        raise ValueError("its statistics of single images are not those of its classes with one image")
+        raise ValueError(
+            "its statistics of single images are not those of its classes with one image"
+        )
     if not np.array_equal(given.between, _between(images, given.sums)):
         raise ValueError("its statistics contradict their own means")
-    room = images * longest**2 - np.square(lengths) / np.maximum(images, 1)  # for views about their class's mean
+    # for views about their class's mean
+    room = images * longest**2 - np.square(lengths) / np.maximum(images, 1)
     _check_spread(sums, float(room.sum()), float(room[~single].sum()), plants=1)
 
 
 def check_totals(others: Sums, nodes: int) -> None:
-    """Check that totals, without one plant's own, are such as the sums of at most so many plants can have.
+    """Check that totals, without one plant's own,
+    are such as the sums of at most so many plants can have.
 
-    They are as they travel. A difference that has wrapped around is beyond every bound: those of 100,000 plants
-    are below 2^62.
+    They are as they travel. A difference that has wrapped around is beyond every bound: those of
+    100,000 plants are below 2^62.
 
     Raises:
         ValueError: they are not.
@@ -254,17 +281,20 @@ def check_totals(others: Sums, nodes: int) -> None:
         [0, singles, holders, np.minimum(images, nodes)],
         [images, squares, images * np.minimum(images, MAX_IMAGES)],
     )
-    if (
-        not all((low <= high).all() for row in ascending for low, high in itertools.pairwise(row))
-        or (images > holders * MAX_IMAGES).any()
-    ):
+    neighbours = itertools.chain.from_iterable(itertools.pairwise(row) for row in ascending)
+    is_ascending = all((low <= high).all() for low, high in neighbours)
+    if not is_ascending or (images > holders * MAX_IMAGES).any():
         raise ValueError("its statistics contradict their own numbers of images")
-    sums, longest = others._scaled(), _longest(others.dimensions)
+    sums = others._scaled()
+    longest = _longest(others.dimensions)
     lengths = np.linalg.norm(sums.sums, axis=1)
-    if (lengths > images * longest).any() or (np.linalg.norm(sums.single_sums, axis=1) > singles * longest).any():
+    if (lengths > images * longest).any() or (
+        np.linalg.norm(sums.single_sums, axis=1) > singles * longest
+    ).any():
         raise ValueError("its statistics hold a mean longer than any feature vector")
     widest = float(images.sum()) * longest**2
-    least, rounding = float((np.square(lengths) / np.maximum(images, 1)).sum()), nodes * 2.0**-_PRODUCT_BITS
+    least = float((np.square(lengths) / np.maximum(images, 1)).sum())
+    rounding = nodes * 2.0**-_PRODUCT_BITS
     if not least * (1 - _NEGATIVE) - rounding <= sums.between[0] <= widest + rounding:
         raise ValueError("its statistics contradict their own means")
     _check_spread(sums, widest, widest, plants=nodes)
@@ -272,7 +302,10 @@ def check_totals(others: Sums, nodes: int) -> None:
 
 def _check_images(images: np.ndarray, most: int) -> None:
     if images.min() < 0 or images.max() > most or images.sum() > most:  # the sum alone may overflow
-        raise ValueError(f"its statistics count {images.min()} to {images.max()} images; 0 to {most} are possible")
+        raise ValueError(
+            f"its statistics count {images.min()} to {images.max()} images; 0 to {most} are "
+            "possible"
+        )
 
 
 def _check_spread(sums: Sums, room: float, widest: float, plants: int) -> None:
@@ -280,11 +313,13 @@ def _check_spread(sums: Sums, room: float, widest: float, plants: int) -> None:
 
     Args:
         sums: as their grids say, the scatter as its upper triangle.
-        room: the widest that views can be spread about their classes' means; `widest`, those of no single image.
+        room: the widest that views can be spread about their classes' means; `widest`, those of no
+            single image.
         plants: each rounds its sums once.
     """
     rounding = plants * (sums.dimensions + 1) * 2.0**-_PRODUCT_BITS
-    scatter, single = _lower(sums.scatter, sums.dimensions), sums.singles > 0
+    scatter = _lower(sums.scatter, sums.dimensions)
+    single = sums.singles > 0
     if single.any():
         means = sums.single_sums[single] / np.sqrt(sums.singles[single])[:, None]
         scatter -= (means.T @ means).T  # it is its own transpose, whose rows lie as scatter's do
@@ -300,7 +335,9 @@ def _check_spread(sums: Sums, room: float, widest: float, plants: int) -> None:
 
 
 def _is_positive_semidefinite(matrix: np.ndarray, rounding: float) -> bool:
-    """Whether a Cholesky decomposition of a matrix, of which the lower triangle counts, exists but for rounding."""
+    """Whether a Cholesky decomposition of a matrix, of which the lower triangle counts,
+    exists but for rounding.
+    """
     raised = matrix.copy("K")
     raised[np.diag_indices(len(matrix))] += _NEGATIVE * max(float(np.trace(matrix)), 0.0) + rounding
     try:

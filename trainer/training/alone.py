@@ -1,4 +1,6 @@
-"""Training alone, for comparison: the same images and budget as in the federation, without what others send."""
+"""Training alone, for comparison: the same images and budget as in the federation,
+without what others send.
+"""
 
 from typing import NamedTuple
 
@@ -25,7 +27,9 @@ class TrainedAlone(NamedTuple):
 
 
 def trains_alone(spec: Spec) -> bool:
-    """Whether the federation's method is the baseline itself: then there is nothing to compare with."""
+    """Whether the federation's method is the baseline itself:
+    then there is nothing to compare with.
+    """
     return spec.method == NO_FEDERATION
 
 
@@ -34,7 +38,8 @@ def alone_spec(spec: Spec) -> Spec:
 
     Where the federation trains nothing, the node does so for as long as federations usually do.
     """
-    epochs, rounds = count_epochs(spec), count_training_rounds(spec)
+    epochs = count_epochs(spec)
+    rounds = count_training_rounds(spec)
     options = complete_options(NO_FEDERATION, {"epochs": epochs})
     return msgspec.structs.replace(
         spec,
@@ -51,6 +56,12 @@ def alone_spec(spec: Spec) -> Spec:
 
 
 def count_epochs(spec: Spec) -> int:
-    """Epochs of training in a round, both stages; phases that end when their losses have settled do not count."""
+    """Epochs of training in a round, both stages;
+    phases that end when their losses have settled do not count.
+    """
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
-    return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.is_settled)
+    return sum(
+        phase.epochs
+        for phase in method.train + method.refine
+        if phase.steps[0].trains and not phase.is_settled
+    )

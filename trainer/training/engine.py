@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from trainer.training.optimiser import Optimiser
 from trainer.training.private_gradients import PrivateGradients
 from trainer.training.training_set import Augmentation, TrainingSet
 
-SGD_MOMENTUM, SGD_WEIGHT_DECAY = 0.9, 1e-4  # FedTFI's (Peng et al., 2022)
+# FedTFI's (Peng et al., 2022)
+SGD_MOMENTUM = 0.9
+SGD_WEIGHT_DECAY = 1e-4
 _EVALUATION_PIXELS = 1 << 18  # of a batch, about; more take memory, and are no faster
 
 
@@ -32,9 +34,11 @@ class Stopped(Exception):  # noqa: N818  (not an error: the stop was requested)
 
 
 def draw_batches(count: int, batch_size: int, random: torch.Generator) -> list[Tensor]:
-    """A random order of `count` images in batches of nearly equal size, none larger than `batch_size`.
+    """A random order of `count` images in batches of nearly equal size,
+    none larger than `batch_size`.
 
-    Equal sizes keep a batch of one from forming (it breaks BatchNorm's statistics) unless `count` itself is one.
+    Equal sizes keep a batch of one from forming (it breaks BatchNorm's statistics) unless `count`
+    itself is one.
     """
     order = torch.randperm(count, generator=random)
     return list(order.tensor_split(-(-count // batch_size)))
@@ -76,7 +80,11 @@ def run_phase(
     tensors, moments, steps, metrics = descend(
         network, phase, tensors, moments, received, data, training, [seed], stop, private
     )
-    return phase.after(tensors, received, steps), moments, {name: float(value) for name, value in metrics.items()}
+    return (
+        phase.after(tensors, received, steps),
+        moments,
+        {name: float(value) for name, value in metrics.items()},
+    )
 
 
 def descend(
@@ -93,41 +101,65 @@ def descend(
 ) -> tuple[Tensors, Tensors, int, dict[str, np.ndarray]]:
     """The steps of `run_phase`, for one node or, unless they are `private`, for several at once.
 
-    With several seeds, `tensors` and `moments` are stacked [nodes, ...] (but for Adam's counts of steps), `data` holds
-    equally many images of each node, one node's after another's, and the metrics are arrays [nodes].
+    With several seeds, `tensors` and `moments` are stacked [nodes, ...] (but for Adam's counts of
+    steps), `data` holds equally many images of each node, one node's after another's, and the
+    metrics are arrays [nodes].
 
     Returns:
         The new tensors and moments, the number of steps, and the metrics.
     """
     randoms = [torch.Generator().manual_seed(seed) for seed in seeds]
-    prefixes = [prefix for step in phase.steps for prefix in step.trains]
+    prefixes = list(chain.from_iterable(step.trains for step in phase.steps))
     trained = [name for name in select(tensors, prefixes) if is_trainable(name)]
     moving = set(trained)
-    tensors = {name: value.clone().requires_grad_(name in moving) for name, value in tensors.items()}
-    reference = _Reference(network, received, data, cached=not training.augment) if phase.uses_reference else None
+    tensors = {
+        name: value.clone().requires_grad_(name in moving) for name, value in tensors.items()
+    }
+    reference = (
+        _Reference(network, received, data, cached=not training.augment)
+        if phase.uses_reference
+        else None
+    )
     optimiser = _optimiser(phase, tensors, trained, moments, training)
     count = len(data.labels) // len(seeds)
-    chosen = [node * count + _choose(count, phase.share, random) for node, random in enumerate(randoms)]
+    chosen = [
+        node * count + _choose(count, phase.share, random) for node, random in enumerate(randoms)
+    ]
     one_by_one = len(seeds) == 1 and private is None
-    encode = _Encode(network if one_by_one else network.mapped(), moving if training.batch_norm == "train" else ())
+    applied = network if one_by_one else network.mapped()
+    moved = moving if training.batch_norm == "train" else ()
+    encode = _Encode(applied, moved)
     metrics: dict[str, np.ndarray] = {}
     losses: list[float] = []
     steps = 0
     for _ in range(phase.epochs):
         sums: dict[str, list[Tensor]] = defaultdict(list)
-        orders = [
-            draw_batches(len(own), training.batch_size if private is None else len(own), random)
-            for own, random in zip(chosen, randoms, strict=True)
-        ]
+        orders = []
+        for own, own_random in zip(chosen, randoms, strict=True):
+            batch_size = training.batch_size if private is None else len(own)
+            orders.append(draw_batches(len(own), batch_size, own_random))
         for order in zip(*orders, strict=True):
             if stop():
                 raise Stopped
             index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])
-            augmentation = _draw([len(places) for places in order], randoms) if training.augment else None
+            augmentation = (
+                _draw([len(places) for places in order], randoms) if training.augment else None
+            )
             index = index.to(data.labels.device)
             random = randoms[0] if phase.draws else None
             read = partial(_read, network, data, received, reference, random, index, augmentation)
-            _take_steps(network, phase, tensors, len(index), read, encode, optimiser, sums, len(seeds), private)
+            _take_steps(
+                network,
+                phase,
+                tensors,
+                len(index),
+                read,
+                encode,
+                optimiser,
+                sums,
+                len(seeds),
+                private,
+            )
             steps += 1
         metrics = {name: _mean(name, values) for name, values in sums.items()}
         if phase.is_settled is not None:
@@ -159,7 +191,9 @@ def _read(
 
 def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Augmentation:
     """Augmentation of as many images of each node, each with its own random numbers."""
-    drawn = [Augmentation.draw(count, random) for count, random in zip(counts, randoms, strict=True)]
+    drawn = [
+        Augmentation.draw(count, random) for count, random in zip(counts, randoms, strict=True)
+    ]
     return Augmentation(*(torch.cat(parts, 1) for parts in zip(*drawn, strict=True)))
 
 
@@ -168,7 +202,9 @@ def _mean(name: str, values: Sequence[Tensor]) -> np.ndarray:
     figures = torch.stack(list(values)).double().cpu().numpy()
     if not np.isfinite(figures).all():
         wrong = figures[~np.isfinite(figures)].flat[0]
-        raise DivergedError(f"training has diverged: {name} is {wrong}", "take a smaller learning_rate")
+        raise DivergedError(
+            f"training has diverged: {name} is {wrong}", "take a smaller learning_rate"
+        )
     return np.asarray(figures.mean(0))
 
 
@@ -180,14 +216,20 @@ def _choose(count: int, share: float, random: torch.Generator) -> Tensor:
 
 
 class _Encode:
-    """Runs an encoder of the trained tensors; BatchNorm is in training mode in those that are trained, if any."""
+    """Runs an encoder of the trained tensors; BatchNorm is in training mode in those that are
+    trained, if any.
+    """
 
     def __init__(self, network: Network, moving: Iterable[str]):
         self._network = network
-        self._training = {name.rpartition("encoder.")[0] + "encoder" for name in moving if "encoder." in name}
+        self._training = {
+            name.rpartition("encoder.")[0] + "encoder" for name in moving if "encoder." in name
+        }
 
     def __call__(self, tensors: Tensors, images: Tensor, prefix: str = "encoder") -> Tensor:
-        return self._network.encode(tensors, images, prefix=prefix, training=prefix in self._training)
+        return self._network.encode(
+            tensors, images, prefix=prefix, training=prefix in self._training
+        )
 
 
 def _take_steps(
@@ -204,10 +246,16 @@ def _take_steps(
 ) -> None:
     batch = read() if private is None else None
     for step in phase.steps:
-        moved = {name: value for name, value in select(tensors, step.trains).items() if value.requires_grad}
+        moved = {
+            name: value
+            for name, value in select(tensors, step.trains).items()
+            if value.requires_grad
+        }
         optimiser.zero_grad()
         if private is not None:
-            gradients, reported = private.compute(step.loss, network, tensors, moved, encode, count, read)
+            gradients, reported = private.compute(
+                step.loss, network, tensors, moved, encode, count, read
+            )
             for name, value in moved.items():
                 value.grad = gradients[name]
         else:
@@ -226,7 +274,10 @@ def _take_steps(
 def _compute_loss(
     loss: Loss, network: Network, tensors: Tensors, batch: Batch, encode: _Encode, nodes: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss and its metrics. Losses of several nodes are summed: each moves only its own slice of the tensors."""
+    """A loss and its metrics.
+
+    Losses of several nodes are summed: each moves only its own slice of the tensors.
+    """
     if nodes == 1:
         return loss(network, tensors, batch, encode)
 
@@ -235,10 +286,15 @@ def _compute_loss(
     ) -> tuple[Tensor, dict[str, Tensor]]:
         return loss(network, tensors, Batch(images, labels, reference, batch.received), encode)
 
-    parts: list[Any] = [None if part is None else part.view(nodes, -1, *part.shape[1:]) for part in batch[:3]]
-    losses, reported = torch.func.vmap(one, tuple(None if part is None else 0 for part in (tensors, *parts)))(
-        tensors, *parts
-    )
+    parts: list[Any] = []
+    for part in batch[:3]:
+        by_node = None if part is None else part.view(nodes, -1, *part.shape[1:])
+        parts.append(by_node)
+    axes = []
+    for tensor in (tensors, *parts):
+        axis = None if tensor is None else 0
+        axes.append(axis)
+    losses, reported = torch.func.vmap(one, tuple(axes))(tensors, *parts)
     return losses.sum(), reported
 
 
@@ -250,11 +306,17 @@ def _clamp(phase: Phase, tensors: Tensors) -> None:
 
 
 class _Reference:
-    """Features of the received encoder. It is frozen for a round, so those of unaugmented images are computed once."""
+    """Features of the received encoder.
+
+    It is frozen for a round, so those of unaugmented images are computed once.
+    """
 
     def __init__(self, network: Network, received: Tensors, data: TrainingSet, cached: bool):
-        self._network, self._received = network, received
-        self._cache = self._encode(data.encoder_input(network, received, slice(None))) if cached else None
+        self._network = network
+        self._received = received
+        self._cache = (
+            self._encode(data.encoder_input(network, received, slice(None))) if cached else None
+        )
 
     def features(self, index: Tensor, images: Tensor) -> Tensor:
         """Features [b, features] of the images at `index`, augmented to `images`."""
@@ -265,11 +327,16 @@ class _Reference:
             return self._network.encode(self._received, images)
 
 
-def _optimiser(phase: Phase, tensors: Tensors, trained: list[str], moments: Tensors, training: Training) -> Optimiser:
+def _optimiser(
+    phase: Phase, tensors: Tensors, trained: list[str], moments: Tensors, training: Training
+) -> Optimiser:
     sgd = phase.sgd
     if sgd is None and training.optimizer == "sgd":
         sgd = Sgd(training.learning_rate, SGD_MOMENTUM, SGD_WEIGHT_DECAY)
-    rates = {name: _rate(phase, name, sgd.rate if sgd else training.learning_rate) for name in trained}
+    rates = {}
+    for name in trained:
+        default = sgd.rate if sgd else training.learning_rate
+        rates[name] = _rate(phase, name, default)
     return Optimiser({name: tensors[name] for name in trained}, rates, moments, sgd)
 
 
@@ -288,14 +355,19 @@ def encode_all(network: Network, tensors: Tensors, data: TrainingSet) -> np.ndar
 
 
 def _in_batches(
-    compute: Callable[[Tensors, Tensor], Tensor], network: Network, tensors: Tensors, data: TrainingSet
+    compute: Callable[[Tensors, Tensor], Tensor],
+    network: Network,
+    tensors: Tensors,
+    data: TrainingSet,
 ) -> np.ndarray:
-    count, pixels = len(data.labels), data.images.shape[2] * data.images.shape[3]
+    count = len(data.labels)
+    pixels = data.images.shape[2] * data.images.shape[3]
     # Of nearly equal size: some kernels round a single image otherwise.
     parts = min(count, -(-count * pixels // _EVALUATION_PIXELS))
     bounds = [count * part // parts for part in range(parts + 1)]
     with torch.no_grad():
         computed = [
-            compute(tensors, data.encoder_input(network, tensors, slice(start, end))) for start, end in pairwise(bounds)
+            compute(tensors, data.encoder_input(network, tensors, slice(start, end)))
+            for start, end in pairwise(bounds)
         ]
     return torch.cat(computed).cpu().numpy()

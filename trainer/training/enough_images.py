@@ -1,6 +1,9 @@
-"""Learning curves of a plant's folder before it joins, and of the images behind a personal model."""
+"""Learning curves of a plant's folder before it joins,
+and of the images behind a personal model.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +30,31 @@ from trainer.training.personal_model import HeldOutPrediction, TrainingImage
 from trainer.training.training_set import TrainingSet
 
 _MODEL = "efficientnet_lite0"  # whose weights, of photographs, come with the package
-_DIMENSIONS = 256  # of its features' 1280: a head takes a fiftieth of the time, and is about as good
+# of its features' 1280: a head takes a fiftieth of the time, and is about as good
+_DIMENSIONS = 256
 _FOLDS = 5
-_MOST, _MOST_OF_MODEL = MAX_IMAGES // 2, 400  # training and held-out images each; the latter behind a personal model
+# training and held-out images each; the latter behind a personal model
+_MOST = MAX_IMAGES // 2
+_MOST_OF_MODEL = 400
 
 Track = Callable[[range], Iterable[int]]
 
 
 def trace_folder(
-    folder: Path, test: Path | None, size: int, group: str | None, aliases: Mapping[str, str], track: Track
+    folder: Path,
+    test: Path | None,
+    size: int,
+    group: str | None,
+    aliases: Mapping[str, str],
+    track: Track,
 ) -> LearningCurve:
-    """The learning curve of a plant's images by themselves, without a federation, on features from photographs.
+    """The learning curve of a plant's images by themselves, without a federation,
+    on features from photographs.
 
     Args:
         folder: class folders.
-        test: class folders of held-out images; without them each image is held out in its turn, look-alikes together.
+        test: class folders of held-out images; without them each image is held out in its turn,
+            look-alikes together.
         size: of the network's input, pixels.
         group: what else belongs together, as `read_keys` takes it.
         aliases: the plant's own names of classes.
@@ -51,47 +64,72 @@ def trace_folder(
         UsageError: what is wrong with the images, or they are too few.
     """
     scans = [scan_folder(each).with_aliases(aliases) for each in (folder, test) if each]
-    keys = read_keys(group, [entry for found in scans for entry in found.entries]) if group else {}
+    keys = (
+        read_keys(group, list(chain.from_iterable(found.entries for found in scans)))
+        if group
+        else {}
+    )
     catalogues = [make_catalogue(found) for found in scans]
-    classes = sorted({name for each in catalogues for name in each.classes})
+    classes = sorted(set(chain.from_iterable(each.classes for each in catalogues)))
     train, *tests = catalogues
-    given = load_checked(train, tests[0] if tests else None, classes, size, 0, keys, hold_out=False)[0]
-    images, held_out = _limit(given.train, _MOST), _limit(given.test, _MOST) if given.test else None
+    test_or_none = tests[0] if tests else None
+    given = load_checked(train, test_or_none, classes, size, 0, keys, hold_out=False)[0]
+    images = _limit(given.train, _MOST)
+    held_out = _limit(given.test, _MOST) if given.test else None
     tensors = to_tensors(initial_encoder(_MODEL, choose_weights(_MODEL), seed=0), "cpu")
     try:
-        return _trace(_MODEL, tensors, Preprocessing(size=size), images, held_out, classes, _DIMENSIONS, None, track)
+        return _trace(
+            _MODEL,
+            tensors,
+            Preprocessing(size=size),
+            images,
+            held_out,
+            classes,
+            _DIMENSIONS,
+            None,
+            track,
+        )
     except ValueError as error:
         raise UsageError(
-            f"there is no learning curve of {folder}: {error}", "label several images of each of two classes"
+            f"there is no learning curve of {folder}: {error}",
+            "label several images of each of two classes",
         ) from error
 
 
 def trace_model(folder: Path) -> LearningCurve | None:
     """The learning curve behind a personal model with a head of statistics, on its held-out images.
 
-    It is of the model's encoder, with the other plants' sums, and of the images that still exist unchanged, 400 for
-    training and 400 held out at most. None without such a head, without held-out images, with too few, or
-    where the others' sums hold noise.
+    It is of the model's encoder, with the other plants' sums, and of the images that still exist
+    unchanged, 400 for training and 400 held out at most. None without such a head, without held-out
+    images, with too few, or where the others' sums hold noise.
 
     Raises:
         UsageError: the model is damaged.
     """
     model = personal_model.load(folder)
     metadata = model.metadata
-    if metadata.privacy or metadata.metrics["cross_validated"] or not personal_model.has_shared(folder):
+    if (
+        metadata.privacy
+        or metadata.metrics["cross_validated"]
+        or not personal_model.has_shared(folder)
+    ):
         return None
     shared = personal_model.load_shared(model, folder)
     others = Sums.of(to_arrays(shared))
     classes = metadata.federated or metadata.classes
-    size, dimensions = metadata.preprocessing.size, others.dimensions
+    size = metadata.preprocessing.size
+    dimensions = others.dimensions
     train = _load_unchanged(personal_model.load_training_images(folder), classes, size)
     test = _load_unchanged(personal_model.load_predictions(folder), classes, size)
     if train is None or test is None:
         return None
-    train, test = _limit(train, _MOST_OF_MODEL), _limit(test, _MOST_OF_MODEL)
+    train = _limit(train, _MOST_OF_MODEL)
+    test = _limit(test, _MOST_OF_MODEL)
     projected = dimensions if dimensions < FEATURES[metadata.model] else 0
     try:
-        return _trace(metadata.model, shared, metadata.preprocessing, train, test, classes, projected, others)
+        return _trace(
+            metadata.model, shared, metadata.preprocessing, train, test, classes, projected, others
+        )
     except ValueError:
         return None
 
@@ -105,7 +143,9 @@ def _load_unchanged(
 ) -> LabelledImages | None:
     """The images that are still there as they were, in groups of look-alikes; None without any."""
 
-    kept, pixels, facts = [], [], []
+    kept = []
+    pixels = []
+    facts = []
     for image in listed:
         content = checksums.read_unchanged(Path(image.path), image.digest)
         if content is None:
@@ -136,15 +176,22 @@ def _trace(
     others: Sums | None,
     track: Track = iter,
 ) -> LearningCurve:
-    """The curve on held-out images or, without any, by cross-validation; doubts are of all images."""
+    """The curve on held-out images or, without any, by cross-validation;
+    doubts are of all images.
+    """
     network = Network(model, 2)
-    joined = TrainingSet.joined([TrainingSet.of(each, preprocessing) for each in (train, test) if each is not None])
+    joined = TrainingSet.joined(
+        [TrainingSet.of(each, preprocessing) for each in (train, test) if each is not None]
+    )
     views = np.concatenate(
         [
             projected_features(
                 network,
                 tensors,
-                joined._replace(images=joined.images[number : number + 1], labels=joined.labels[number : number + 1]),
+                joined._replace(
+                    images=joined.images[number : number + 1],
+                    labels=joined.labels[number : number + 1],
+                ),
                 dimensions,
             )
             for number in track(range(len(joined.labels)))
@@ -152,17 +199,30 @@ def _trace(
     )
     labels = joined.labels.numpy()
     own = np.arange(len(train.labels))
-    splits = [
-        [Split(np.setdiff1d(own, fold), fold) for fold in split_folds(train, _FOLDS, draw)]
-        if test is None
-        else [Split(own, np.arange(len(own), len(labels)))]
-        for draw in range(DRAWS)
-    ]
+    splits = []
+    for draw in range(DRAWS):
+        split = (
+            [Split(np.setdiff1d(own, fold), fold) for fold in split_folds(train, _FOLDS, draw)]
+            if test is None
+            else [Split(own, np.arange(len(own), len(labels)))]
+        )
+        splits.append(split)
     mine = collect(views, labels, len(classes))
     total = others.combine(mine, np.add) if others else mine
-    groups = train.sets + [[len(own) + number for number in each] for each in (test.sets if test else [])]
-    paths = [*train.paths, *(test.paths if test else ())]
+    sets = []
+    sets_or_empty = test.sets if test else []
+    for each in sets_or_empty:
+        sets.append([len(own) + number for number in each])
+    groups = train.sets + sets
+    paths_or_empty = test.paths if test else ()
+    paths = [*train.paths, *paths_or_empty]
     logits, cosines = leave_one_out(total, mine, views, labels, groups)
     judged = find_judged(total, labels, groups)
-    doubts = find_doubts(logits[judged], cosines[judged], labels[judged], [paths[number] for number in judged], classes)
+    doubts = find_doubts(
+        logits[judged],
+        cosines[judged],
+        labels[judged],
+        [paths[number] for number in judged],
+        classes,
+    )
     return trace(views, labels, classes, splits, others, doubts)

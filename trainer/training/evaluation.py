@@ -1,4 +1,6 @@
-"""Metrics of a classifier and their confidence intervals, and the comparison of a node's candidates by them."""
+"""Metrics of a classifier and their confidence intervals,
+and the comparison of a node's candidates by them.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,9 @@ from edge.bundle.comparison import FEW, Candidate, CandidateName, Comparison
 from edge.inference.class_prior import UNTAUGHT
 from edge.uncertainty.performance import wilson_interval
 
-_FALL, _FALLEN_IMAGES = 0.05, 2  # of accuracy during training, in shares and images, from which it is worth a word
+# of accuracy during training, in shares and images, from which it is worth a word
+_FALL = 0.05
+_FALLEN_IMAGES = 2
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -27,7 +31,8 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 def macro_auc(shares: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the curve of each class against the rest, averaged over the classes that occur among the labels.
+    """Area under the curve of each class against the rest,
+    averaged over the classes that occur among the labels.
 
     NaN if only one class occurs.
 
@@ -44,10 +49,12 @@ def macro_auc(shares: np.ndarray, labels: np.ndarray) -> float:
 
 
 def paired_interval(first_right: np.ndarray, second_right: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the difference of two accuracies on the same images, second minus first, in -1..1.
+    """95 % interval of the difference of two accuracies on the same images,
+    second minus first, in -1..1.
 
-    Newcombe's hybrid score interval for paired proportions (Statistics in Medicine 17:2635, 1998, method 10). It is not
-    empty where both classifiers agree on every image: few images do not prove that they are equal.
+    Newcombe's hybrid score interval for paired proportions (Statistics in Medicine 17:2635, 1998,
+    method 10). It is not empty where both classifiers agree on every image: few images do not prove
+    that they are equal.
 
     Args:
         first_right: whether the first classifier is right, bool [n], n >= 1.
@@ -55,25 +62,37 @@ def paired_interval(first_right: np.ndarray, second_right: np.ndarray) -> tuple[
     """
     count = len(first_right)
     both = int((first_right & second_right).sum())
-    second, first = int(second_right.sum()), int(first_right.sum())
-    (low, high), (first_low, first_high) = wilson_interval(second, count), wilson_interval(first, count)
+    second = int(second_right.sum())
+    first = int(first_right.sum())
+    (low, high) = wilson_interval(second, count)
+    (first_low, first_high) = wilson_interval(first, count)
     difference = (second - first) / count
     correlation = _phi(both, second - both, first - both, count - first - second + both)
-    down, up = second / count - low, high - second / count
-    first_down, first_up = first / count - first_low, first_high - first / count
+    down = second / count - low
+    up = high - second / count
+    first_down = first / count - first_low
+    first_up = first_high - first / count
     below = math.sqrt(down * down - 2 * correlation * down * first_up + first_up * first_up)
     above = math.sqrt(up * up - 2 * correlation * up * first_down + first_down * first_down)
     return max(-1.0, difference - below), min(1.0, difference + above)
 
 
 def _phi(both: int, second_only: int, first_only: int, neither: int) -> float:
-    """Correlation of a fourfold table, a positive one with Newcombe's continuity correction; 0 if a margin is empty."""
-    margins = (both + second_only) * (first_only + neither) * (both + first_only) * (second_only + neither)
+    """Correlation of a fourfold table, a positive one with Newcombe's continuity correction;
+    0 if a margin is empty.
+    """
+    margins = (
+        (both + second_only)
+        * (first_only + neither)
+        * (both + first_only)
+        * (second_only + neither)
+    )
     if margins == 0:
         return 0.0
     product = both * neither - second_only * first_only
     count = both + second_only + first_only + neither
-    return (product if product < 0 else max(product - count / 2, 0)) / math.sqrt(margins)
+    corrected = product if product < 0 else max(product - count / 2, 0)
+    return corrected / math.sqrt(margins)
 
 
 def predict_among(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
@@ -82,7 +101,8 @@ def predict_among(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
 
 
 def predict_in_service(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
-    """The likeliest class for each image, [n], as a line predicts by default, from logits [n, classes].
+    """The likeliest class for each image, [n], as a line predicts by default,
+    from logits [n, classes].
 
     All classes are candidates, but those that the plant has not taught at less weight.
     """
@@ -101,7 +121,8 @@ def compare(
 ) -> Comparison:
     """Compare a node's candidates, and choose the one to deploy.
 
-    A node that has one class alone learns nothing of any other by itself, and is always right: it deploys `together`.
+    A node that has one class alone learns nothing of any other by itself, and is always right: it
+    deploys `together`.
 
     Args:
         logits: of each candidate, [n, classes], for the same images, none of which trained it.
@@ -112,11 +133,12 @@ def compare(
     """
     right = {name: predict_in_service(each, own) == labels for name, each in logits.items()}
     candidates = {name: _candidate(each, right["alone"]) for name, each in right.items()}
+    deployed = _choose(right, len(labels)) if len(own) > 1 else "together"
     return Comparison(
         images=len(labels),
         cross_validated=cross_validated,
         guessing=float(np.bincount(labels).max() / len(labels)),
-        deployed=_choose(right, len(labels)) if len(own) > 1 else "together",
+        deployed=deployed,
         fall=_fall(history, accuracy(predict_among(logits["together"], own), labels), len(labels)),
         **candidates,
     )
@@ -138,9 +160,10 @@ def _candidate(right: np.ndarray, alone: np.ndarray) -> Candidate:
 def _choose(right: Mapping[CandidateName, np.ndarray], images: int) -> CandidateName:
     """The candidate with most images right; the mix where these are equal, or the images too few.
 
-    On tuning images the mix lost least against the best of the three where a handful of images chose, and a
-    significance test never fires on so few (docs/results.md). And none of these images shows what a node lacks that was
-    trained alone: it takes each image of another class for one of its own.
+    On tuning images the mix lost least against the best of the three where a handful of images
+    chose, and a significance test never fires on so few (docs/results.md). And none of these images
+    shows what a node lacks that was trained alone: it takes each image of another class for one of
+    its own.
     """
     order: tuple[CandidateName, ...] = ("mixed", "together", "alone")
     return max(order, key=lambda name: right[name].sum()) if images >= FEW else "mixed"

@@ -14,11 +14,18 @@ def check(folder: Path) -> None:
     """Raise UsageError, with where to find one, unless a personal model lies in a folder."""
     if (folder / METADATA).is_file() or checksums.lists(folder, METADATA):
         return
-    inside = sorted(str(path.parent) for depth in ("model", "*/model") for path in folder.glob(f"{depth}/{METADATA}"))
+    folders = []
+    for depth in ("model", "*/model"):
+        for path in folder.glob(f"{depth}/{METADATA}"):
+            folders.append(str(path.parent))
+    inside = sorted(folders)
     if inside:
         remedy = f"did you mean {' '.join(inside[:_MAX_SUGGESTIONS])}?"
     elif any((state / _NODE_STATE).is_file() for state in (folder, folder.parent)):
-        remedy = "edge-node join has not come to its end there: let it, or start it again with the same --state"
+        remedy = (
+            "edge-node join has not come to its end there: let it, or start it again with the "
+            "same --state"
+        )
     else:
         remedy = "pass the model folder that edge-node join or simulate left"
     raise UsageError(f"there is no personal model in {folder} ({METADATA} is missing)", remedy)

@@ -1,6 +1,7 @@
 """Adam and SGD over named tensors.
 
-torch's functions take the steps: its classes load its compiler, which costs each node 72 MiB and one or two seconds.
+torch's functions take the steps: its classes load its compiler, which costs each node 72 MiB and
+one or two seconds.
 """
 
 from collections import defaultdict
@@ -15,7 +16,8 @@ from torch.optim.sgd import sgd
 from trainer.methods.base import Sgd
 from trainer.models.network import Tensors
 
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 _adam = partial(adam, fused=True, amsgrad=False, weight_decay=0.0, eps=_EPSILON, maximize=False)
@@ -28,22 +30,34 @@ class Optimiser:
     Adam: Kingma and Ba (2015), "Adam: A Method for Stochastic Optimization", algorithm 1.
     """
 
-    def __init__(self, tensors: Tensors, rates: Mapping[str, float], moments: Tensors, descent: Sgd | None = None):
+    def __init__(
+        self,
+        tensors: Tensors,
+        rates: Mapping[str, float],
+        moments: Tensors,
+        descent: Sgd | None = None,
+    ):
         """With `descent` it is SGD.
 
         Args:
             tensors: those to move, in place.
             rates: the learning rate of each.
-            moments: Adam's state, named `{tensor}/{step|exp_avg|exp_avg_sq}`; of other tensors too, and not modified.
+            moments: Adam's state, named `{tensor}/{step|exp_avg|exp_avg_sq}`; of other tensors too,
+                and not modified.
             descent: momentum and weight decay.
         """
-        self._tensors, self._descent = tensors, descent
+        self._tensors = tensors
+        self._descent = descent
         self._by_rate: dict[float, list[str]] = defaultdict(list)
         for name in tensors:
             self._by_rate[rates[name]].append(name)
         self._velocities = dict.fromkeys(tensors)  # SGD's
         kept = {} if descent else moments
-        self.moments = {name: value.clone() for name, value in kept.items() if name.rpartition("/")[0] in tensors}
+        self.moments = {
+            name: value.clone()
+            for name, value in kept.items()
+            if name.rpartition("/")[0] in tensors
+        }
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -54,7 +68,9 @@ class Optimiser:
     def step(self) -> None:
         """Move the tensors that have a gradient."""
         for rate, names in self._by_rate.items():
-            moved = {name: self._tensors[name] for name in names if self._tensors[name].grad is not None}
+            moved = {
+                name: self._tensors[name] for name in names if self._tensors[name].grad is not None
+            }
             if moved and self._descent:
                 self._descend(rate, moved, self._descent)
             elif moved:
@@ -63,10 +79,29 @@ class Optimiser:
     def _adapt(self, rate: float, moved: Tensors) -> None:
         for name, tensor in moved.items():
             if f"{name}/step" not in self.moments:
-                start = (torch.zeros_like(tensor), torch.zeros_like(tensor), torch.zeros((), device=tensor.device))
-                self.moments |= {f"{name}/{moment}": value for moment, value in zip(_MOMENTS, start, strict=True)}
-        first, second, steps = ([self.moments[f"{name}/{moment}"] for name in moved] for moment in _MOMENTS)
-        _adam([*moved.values()], _gradients(moved), first, second, [], steps, beta1=_BETAS[0], beta2=_BETAS[1], lr=rate)
+                start = (
+                    torch.zeros_like(tensor),
+                    torch.zeros_like(tensor),
+                    torch.zeros((), device=tensor.device),
+                )
+                self.moments |= {
+                    f"{name}/{moment}": value for moment, value in zip(_MOMENTS, start, strict=True)
+                }
+        moments = []
+        for moment in _MOMENTS:
+            moments.append([self.moments[f"{name}/{moment}"] for name in moved])
+        first, second, steps = moments
+        _adam(
+            [*moved.values()],
+            _gradients(moved),
+            first,
+            second,
+            [],
+            steps,
+            beta1=_BETAS[0],
+            beta2=_BETAS[1],
+            lr=rate,
+        )
 
     def _descend(self, rate: float, moved: Tensors, by: Sgd) -> None:
         velocities: list[Tensor | None] = [self._velocities[name] for name in moved]

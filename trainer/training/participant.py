@@ -1,4 +1,6 @@
-"""One node's part in a round, without any network: the same code behind the broker and in simulation."""
+"""One node's part in a round, without any network:
+the same code behind the broker and in simulation.
+"""
 
 import hashlib
 from collections import Counter
@@ -31,14 +33,21 @@ from trainer.statistics.sums import PREFIX, choose_images
 from trainer.training.alone import TrainedAlone, alone_spec
 from trainer.training.engine import encode_all, predict, run_phase
 from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
-from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
+from trainer.training.personal_model import (
+    HeldOutPrediction,
+    ModelMetadata,
+    PersonalModel,
+    TrainingImage,
+)
 from trainer.training.private_gradients import PrivateGradients
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
 
 EVALUATE_EVERY = 5  # rounds between two looks at held-out images
 _EXACT = "exact"  # prefix of a node's sums where others leave it
-_FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
+# of cross-validation
+_FOLDS = 5
+_FOLD_ROUNDS = 10
 _NEVER = 10.0  # how far the logit of a class that is not to be named lies below all others
 
 
@@ -72,10 +81,13 @@ def never_stop() -> bool:
 
 
 class Participant:
-    """One node of a federation: its method, its images, its share of the seed. Holds no training state itself.
+    """One node of a federation: its method, its images, its share of the seed.
 
-    Where random numbers protect what the node sends, they are drawn from the seed and the node's own `secret`; what a
-    private federation's rounds spend is put on the `account`. A head of statistics never names the labels `without`.
+    Holds no training state itself.
+
+    Where random numbers protect what the node sends, they are drawn from the seed and the node's
+    own `secret`; what a private federation's rounds spend is put on the `account`. A head of
+    statistics never names the labels `without`.
     """
 
     def __init__(
@@ -90,30 +102,43 @@ class Participant:
         evaluate_every: int = EVALUATE_EVERY,
     ):
         self._evaluate_every = evaluate_every
-        self._without, self._account = sorted(without), account or Account()
-        self.spec, self.node, self._images, self._device, self._secret = spec, node, images, device, secret
+        self._without = sorted(without)
+        self._account = account or Account()
+        self.spec = spec
+        self.node = node
+        self._images = images
+        self._device = device
+        self._secret = secret
         self.method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
         self.network = Network(spec.model, len(spec.classes))
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
         self.own = sorted(set(images.train.labels.tolist()))  # labels of the node's classes
         self._held_out: TrainingSet | None = None  # loaded at the first evaluation
-        self._counted = choose_images(images.train.labels)  # positions of the images that statistics are of
+        # positions of the images that statistics are of
+        self._counted = choose_images(images.train.labels)
         self._features: Arrays | None = None  # of these, for cross-validation
-        # Whether `deploy` takes the result of the run, and whether `conclude` needs it, or only the broadcast of the
-        # last round: the totals of statistics are in the result alone.
+        # Whether `deploy` takes the result of the run, and whether `conclude` needs it, or only the
+        # broadcast of the last round: the totals of statistics are in the result alone.
         self.deploys_final = self.method.deploys_final or bool(spec.statistics)
         self.needs_final = self.deploys_final or images.test is None
 
     @classmethod
     def alone(cls, spec: Spec, node: str, images: Images, device: str = "cpu") -> "Participant":
-        """The same node as it trains without the federation `spec`; its broadcasts are the encoder to begin with."""
+        """The same node as it trains without the federation `spec`;
+        its broadcasts are the encoder to begin with.
+        """
         return cls(alone_spec(spec), node, Images(images.train, None), device)
 
     def start(self, broadcast: Arrays) -> State:
-        """The state before the first round. Raises UsageError if the broadcast does not fit the model."""
+        """The state before the first round.
+
+        Raises UsageError if the broadcast does not fit the model.
+        """
         received = self.received(broadcast)
         self.network.check(received, "the coordinator's broadcast")
-        own = self.method.init_node(broadcast, self.network.shape, generator(self.spec.seed, self.node, "init"))
+        own = self.method.init_node(
+            broadcast, self.network.shape, generator(self.spec.seed, self.node, "init")
+        )
         return State({**received, **self.tensors(own)}, {})
 
     def received(self, broadcast: Arrays) -> Tensors:
@@ -127,7 +152,9 @@ class Participant:
     def contribute(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Contributed, Metrics]:
-        """Stage 1: receive, train, and make the contribution; in a round for statistics, compute these alone."""
+        """Stage 1: receive, train, and make the contribution; in a round for statistics,
+        compute these alone.
+        """
         received = self.received(broadcast)
         if is_statistics_round(self.spec, round_):
             state = self._with_statistics(state, received)
@@ -145,16 +172,22 @@ class Participant:
         return self._with_statistics(state, self.received(broadcast))
 
     def _spend(self, round_: int, *begins: Tensors) -> str:
-        """Put a round on the account, before anything is made; returns the digest of what it begins with."""
+        """Put a round on the account, before anything is made;
+        returns the digest of what it begins with.
+        """
         if self.spec.privacy is None:
             return ""
         train = self._images.train
-        digest = hashlib.blake2b(msgspec.json.encode([self.spec.run, round_, train.digests, train.labels.tolist()]))
+        digest = hashlib.blake2b(
+            msgspec.json.encode([self.spec.run, round_, train.digests, train.labels.tolist()])
+        )
         for part in begins:
             for name, value in sorted(part.items()):
                 digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
         basis = digest.hexdigest()
-        self._account.spend(self.spec.run, round_, basis, squared_distance(self.spec, self.method, round_))
+        self._account.spend(
+            self.spec.run, round_, basis, squared_distance(self.spec, self.method, round_)
+        )
         return basis
 
     def _spent(self) -> Metrics:
@@ -191,7 +224,9 @@ class Participant:
             return tensors
         torch.set_num_threads(self.spec.threads)
         data = self.training_set(received)
-        return self.method.adapt(tensors, received, encode_all(self.network, tensors, data), data.labels.cpu().numpy())
+        return self.method.adapt(
+            tensors, received, encode_all(self.network, tensors, data), data.labels.cpu().numpy()
+        )
 
     def send(self, state: State, received: Tensors, metrics: Metrics, round_: int) -> Contributed:
         """The contribution after stage 1, which ended with `state` and `metrics`."""
@@ -209,7 +244,11 @@ class Participant:
         if self._images.test is None:
             self._features = features
         sums = self._sum(features)
-        return State({**state.tensors, **(add_prefix(_EXACT, sums) if self._is_private else sums)}, state.moments)
+        exact = add_prefix(_EXACT, sums) if self._is_private else sums
+        return State(
+            {**state.tensors, **exact},
+            state.moments,
+        )
 
     @property
     def _is_private(self) -> bool:
@@ -220,14 +259,17 @@ class Participant:
         assert self.method.statistics is not None
         torch.set_num_threads(self.spec.threads)
         data = self.training_set(received)
-        counted = data._replace(images=data.images[self._counted], labels=data.labels[self._counted], stem_output=None)
+        counted = data._replace(
+            images=data.images[self._counted], labels=data.labels[self._counted], stem_output=None
+        )
         return self.method.statistics.features(self.network, received, counted)
 
     def _sum(self, features: Arrays, held_out: Sequence[int] | np.ndarray = ()) -> Tensors:
         """The statistics of the node's images, without those at the positions `held_out`."""
         assert self.method.statistics is not None
         kept = ~np.isin(self._counted, held_out)
-        rows, labels = {name: each[kept] for name, each in features.items()}, self._images.train.labels[self._counted]
+        rows = {name: each[kept] for name, each in features.items()}
+        labels = self._images.train.labels[self._counted]
         return self.tensors(self.method.statistics.make(rows, labels[kept], len(self.spec.classes)))
 
     def _statistics(self, state: State) -> Arrays:
@@ -236,12 +278,18 @@ class Participant:
 
     def _exact_statistics(self, state: State) -> Arrays:
         """The same as the node's images make them."""
-        return to_arrays(strip_prefix(_EXACT, state.tensors)) if self._is_private else self._statistics(state)
+        return (
+            to_arrays(strip_prefix(_EXACT, state.tensors))
+            if self._is_private
+            else self._statistics(state)
+        )
 
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Metrics]:
-        """Stage 2: training that goes on while the contribution is under way; nothing in a round for statistics."""
+        """Stage 2: training that goes on while the contribution is under way;
+        nothing in a round for statistics.
+        """
         if is_statistics_round(self.spec, round_):
             return state, {}
         received = self.received(broadcast)
@@ -249,7 +297,8 @@ class Participant:
         return state, metrics | self.evaluate_round(state, received, round_)
 
     def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
-        """Metrics after stage 2: the method's own, and every few rounds the accuracy on held-out images.
+        """Metrics after stage 2: the method's own, and every few rounds the accuracy on held-out
+        images.
 
         `accuracy` is among the node's own classes, `accuracy_all` among all of the federation.
         """
@@ -274,20 +323,23 @@ class Participant:
         *,
         counted: bool = True,
     ) -> PersonalModel:
-        """The personal model after the last round: the best of what was trained alone, together, and both mixed.
+        """The personal model after the last round: the best of what was trained alone,
+        together, and both mixed.
 
-        Its `accuracy` with 95 % interval (`accuracy_low`, `accuracy_high`) and macro `f1` are those among the node's
-        own classes, on its held-out `images` of them; without any, by cross-validation over the training images
-        (`cross_validated` = 1): each fold is evaluated by heads trained anew, from the last average, on the other
-        folds. Every image has influenced that average a little, so the figure is slightly optimistic. A shared
-        classifier, or what `adapt` shares, has learnt more from it: where there is such, the folds use the method that
-        trains private classifiers on the averaged encoder. `accuracy_all`: all of the federation's classes being
-        candidates.
-        `accuracy_others`: likewise, on the images of `everyone` that are of classes that the node has none of.
+        Its `accuracy` with 95 % interval (`accuracy_low`, `accuracy_high`) and macro `f1` are those
+        among the node's own classes, on its held-out `images` of them; without any, by
+        cross-validation over the training images (`cross_validated` = 1): each fold is evaluated by
+        heads trained anew, from the last average, on the other folds. Every image has influenced
+        that average a little, so the figure is slightly optimistic. A shared classifier, or what
+        `adapt` shares, has learnt more from it: where there is such, the folds use the method that
+        trains private classifiers on the averaged encoder. `accuracy_all`: all of the federation's
+        classes being candidates. `accuracy_others`: likewise, on the images of `everyone` that are
+        of classes that the node has none of.
 
-        With statistics the folds take their own images' sums instead of the node's: nothing is trained anew, and an
-        image influences its own evaluation only through the encoder, if that was trained. How certain the head is
-        follows from the same images. A node without images has nothing to judge by: there are no metrics then.
+        With statistics the folds take their own images' sums instead of the node's: nothing is
+        trained anew, and an image influences its own evaluation only through the encoder, if that
+        was trained. How certain the head is follows from the same images. A node without images has
+        nothing to judge by: there are no metrics then.
 
         Args:
             state: after the last round.
@@ -296,7 +348,8 @@ class Participant:
             final: the average made after it; the same as `broadcast` will do unless `needs_final`.
             history: metrics of each round.
             alone: what the node has trained without others, if the method is not that itself.
-            everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then theirs.
+            everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then
+                theirs.
             counted: whether the totals in `final` hold the node's statistics, if there are any.
 
         Raises:
@@ -318,11 +371,14 @@ class Participant:
         if self.spec.statistics:
             certainty = fit_scale(logits["together"][known], judged.labels[known], 1)
             logits["together"] *= certainty
-            together |= {name: value * certainty for name, value in select(together, ("classifier",)).items()}
+            together |= {
+                name: value * certainty for name, value in select(together, ("classifier",)).items()
+            }
             together = self._lengthen(together)
         own = np.isin(judged.labels, self.own)
         labels = judged.labels[own]
-        deployed, comparison = together, None
+        deployed = together
+        comparison = None
         if alone is not None:
             scale = spread_ratio(logits["together"], logits["alone"], self.own)
             logits["mixed"] = mix_logits(logits["together"], logits["alone"], self.own, scale)
@@ -335,8 +391,11 @@ class Participant:
                 cross_validated=self._images.test is None,
             )
             candidates = {"alone": alone.tensors, "together": together}
-            deployed = candidates.get(comparison.deployed) or mix(together, alone.tensors, self.own, scale)
-        chosen = logits[comparison.deployed if comparison else "together"]
+            deployed = candidates.get(comparison.deployed) or mix(
+                together, alone.tensors, self.own, scale
+            )
+        chosen_deployed = comparison.deployed if comparison else "together"
+        chosen = logits[chosen_deployed]
         predicted = predict_among(chosen[own], self.own)
         low, high = wilson_interval(int((predicted == labels).sum()), len(labels))
         metrics = {
@@ -383,18 +442,23 @@ class Participant:
         except ValueError as error:
             raise EdgeNodeError(
                 "the coordinator's totals cannot be sums over the plants, this one among them",
-                "nothing was made of them: have whoever runs the coordinator look at its machine, then start a new run",
+                "nothing was made of them: have whoever runs the coordinator look at its "
+                "machine, then start a new run",
             ) from error
         return others
 
     def _shared(self, final: Arrays) -> Tensors:
-        """What a head of statistics can be made of anew, with other images of this node, of the others' totals."""
+        """What a head of statistics can be made of anew, with other images of this node,
+        of the others' totals.
+        """
         return to_tensors(select(final, ("encoder", PREFIX))) if self.spec.statistics else {}
 
     def _predict_candidates(
         self, together: Tensors, final: Arrays, alone: TrainedAlone | None
     ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray], np.ndarray]:
-        """The images by which models are compared, each model's logits [n, classes] for them, and `_knows` [n]."""
+        """The images by which models are compared, each model's logits [n,
+        classes] for them, and `_knows` [n].
+        """
         test = self._images.test
         logits: dict[CandidateName, np.ndarray]
         if test is not None:
@@ -402,7 +466,8 @@ class Participant:
             if alone is not None:
                 logits["alone"] = self._predict_held_out(alone.tensors, test)
             return test, logits, _knows(together, test.labels)
-        spec, start = self.spec, final
+        spec = self.spec
+        start = final
         if not spec.statistics and ("classifier.weight" in final or self.method.adapt is not None):
             options = complete_options(PRIVATE_CLASSIFIERS, {})
             spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
@@ -417,17 +482,25 @@ class Participant:
         return self._images.train, logits, known
 
     def _cross_validate(self, spec: Spec, start: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [n, classes] for the training images, and `_knows` [n], each by a model that has not seen it."""
+        """Logits [n, classes] for the training images, and `_knows` [n],
+        each by a model that has not seen it.
+        """
         images = self._images.train
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
         known = np.empty(len(images.labels), bool)
-        features = (self._features or self._compute_features(self.received(start))) if spec.statistics else None
+        features = (
+            (self._features or self._compute_features(self.received(start)))
+            if spec.statistics
+            else None
+        )
         for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             if features is None:
                 others = np.setdiff1d(np.arange(len(images.labels)), held_out)
                 personal = self._train_fold(spec, start, images.take(others))
             else:
-                personal = self._deploy_statistics(self._sum(features, held_out), start, served=False)
+                personal = self._deploy_statistics(
+                    self._sum(features, held_out), start, served=False
+                )
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
             known[held_out] = _knows(personal, images.labels[held_out])
@@ -443,12 +516,15 @@ class Participant:
         return fold._deploy_last(state, start, start)
 
     def _judge_on_all(self, deployed: Tensors, everyone: LabelledImages) -> Metrics:
-        """Accuracy on all nodes' held-out images, and on those of them whose classes this node has none of."""
+        """Accuracy on all nodes' held-out images, and on those of them whose classes this node
+        has none of.
+        """
         data = TrainingSet.of(everyone, self.spec.preprocessing, self._device)
         right = self._predict(deployed, data).argmax(1) == everyone.labels
         others = ~np.isin(everyone.labels, self.own)
         metrics = {"accuracy_all": float(right.mean())}
-        return metrics | ({"accuracy_others": float(right[others].mean())} if others.any() else {})
+        others_accuracy = {"accuracy_others": float(right[others].mean())} if others.any() else {}
+        return metrics | others_accuracy
 
     def _deploy(self, own: Tensors, received: Tensors) -> Tensors:
         """The personal model as training has made it."""
@@ -461,13 +537,17 @@ class Participant:
         return personal
 
     def _deploy_last(self, state: State, broadcast: Arrays, final: Arrays) -> Tensors:
-        """The personal model after the last round, which started from `broadcast` and led to `final`.
+        """The personal model after the last round, which started from `broadcast` and led to
+        `final`.
 
         Totals of statistics in `final` are those of the other nodes.
         """
         if self.spec.statistics:
-            return self._deploy_statistics(self.tensors(self._exact_statistics(state)), final, served=True)
-        return self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
+            return self._deploy_statistics(
+                self.tensors(self._exact_statistics(state)), final, served=True
+            )
+        received = final if self.deploys_final else broadcast
+        return self._deploy(state.tensors, self.tensors(received))
 
     def _deploy_statistics(self, own: Tensors, others: Arrays, *, served: bool) -> Tensors:
         """The personal model of these sums of the node and of totals of the other nodes."""
@@ -476,9 +556,11 @@ class Participant:
         return _without(made, self._without)
 
     def _lengthen(self, personal: Tensors) -> Tensors:
-        """The same model of normalised features, brought to the mean length that the node's images have without that.
+        """The same model of normalised features, brought to the mean length that the node's
+        images have without that.
 
-        Its logits stay. Mixed with a model whose features are as they come, neither drowns the other in a distance.
+        Its logits stay. Mixed with a model whose features are as they come, neither drowns the
+        other in a distance.
         """
         if LENGTH not in personal or not len(self.data.labels):
             return personal
@@ -532,15 +614,26 @@ class Participant:
         basis: str = "",
     ) -> tuple[State, Metrics]:
         """One phase of a stage; in a private federation, of a round that started from `basis`."""
-        data, privacy = self.training_set(received), self.spec.privacy
+        data = self.training_set(received)
+        privacy = self.spec.privacy
         private = PrivateGradients(privacy, self._secret, basis, phase.name) if privacy else None
         tensors, moments, metrics = run_phase(
-            self.network, phase, *state, received, data, self.spec.training, self.seed(round_, phase), stop, private
+            self.network,
+            phase,
+            *state,
+            received,
+            data,
+            self.spec.training,
+            self.seed(round_, phase),
+            stop,
+            private,
         )
         return State(tensors, moments), metrics
 
     def training_set(self, received: Tensors) -> TrainingSet:
-        """The training images; a frozen stem's output for them is cached, unless they are augmented."""
+        """The training images; a frozen stem's output for them is cached,
+        unless they are augmented.
+        """
         if self.data.stem_output is None and not self.spec.training.augment:
             self.data = self.data.with_stem_output(self.network, received)
         return self.data
@@ -548,8 +641,9 @@ class Participant:
     def seed(self, round_: int, phase: Phase) -> int:
         """The seed of a phase's random numbers.
 
-        In a private federation it is a secret. Which view of an image is drawn depends on its place among the others:
-        if views were known, an image that is replaced would change what is known of all.
+        In a private federation it is a secret. Which view of an image is drawn depends on its place
+        among the others: if views were known, an image that is replaced would change what is known
+        of all.
         """
         secret = (self._secret,) if self.spec.privacy else ()
         return key_to_seed(self.spec.seed, self.node, round_, phase.name, *secret)
@@ -561,21 +655,29 @@ def add_statistics(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:
 
 
 def _without(personal: Tensors, labels: Sequence[int]) -> Tensors:
-    """A model of normalised features that never names these classes: their logits are below all others' least ones."""
+    """A model of normalised features that never names these classes:
+    their logits are below all others' least ones.
+    """
     if not labels:
         return personal
-    weight, bias = personal["classifier.weight"].clone(), personal["classifier.bias"].clone()
+    weight = personal["classifier.weight"].clone()
+    bias = personal["classifier.bias"].clone()
     lowest = (bias - personal[LENGTH] * weight.norm(dim=1)).min()
-    weight[labels], bias[labels] = 0, lowest - _NEVER
+    weight[labels] = 0
+    bias[labels] = lowest - _NEVER
     return {**personal, "classifier.weight": weight, "classifier.bias": bias}
 
 
 def _knows(personal: Tensors, labels: np.ndarray) -> np.ndarray:
-    """Whether a model knows anything of each of these classes, [n]: without images of a class, its weight is zero."""
+    """Whether a model knows anything of each of these classes, [n]:
+    without images of a class, its weight is zero.
+    """
     return np.asarray(personal["classifier.weight"][torch.from_numpy(labels)].any(1).cpu())
 
 
-def _predictions(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[HeldOutPrediction, ...]:
+def _predictions(
+    images: LabelledImages, logits: np.ndarray, classes: Sequence[str]
+) -> tuple[HeldOutPrediction, ...]:
     """The prediction for each image, from logits [n, classes]."""
     exponentials = np.exp(logits - logits.max(1, keepdims=True))
     confidences = (exponentials / exponentials.sum(1, keepdims=True)).max(1)

@@ -1,4 +1,6 @@
-"""Personal models on a node's disk, ready for export: tensors, metadata, and the images behind them."""
+"""Personal models on a node's disk, ready for export: tensors, metadata,
+and the images behind them.
+"""
 
 import contextlib
 import importlib.metadata
@@ -36,8 +38,10 @@ from trainer.models.network import Tensors
 from trainer.privacy.accountant import DELTA
 from trainer.training import model_folder
 
-_TENSORS, _SHARED = "personal.safetensors", "shared.safetensors"
-_PREDICTIONS, _TRAINING = "verdicts.json", "training.json"
+_TENSORS = "personal.safetensors"
+_SHARED = "shared.safetensors"
+_PREDICTIONS = "verdicts.json"
+_TRAINING = "training.json"
 _List = TypeVar("_List")
 _SOFTWARE = ("edge-node", "torch", "onnxruntime")
 
@@ -62,11 +66,13 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     metrics: dict[str, float]  # on held-out images
     history: tuple[dict[str, float], ...] = ()  # of each round
-    comparison: Comparison | None = None  # with training alone; None where that is all the method does
+    # with training alone; None where that is all the method does
+    comparison: Comparison | None = None
     broadcast: Manifest | None = None  # from which the model was made, as signed by the coordinator
     head: Head = "trained"
     threads: int = 1  # of each training process
-    federated: tuple[str, ...] = ()  # classes of the federation, where some were taken out of the model
+    # classes of the federation, where some were taken out of the model
+    federated: tuple[str, ...] = ()
     nodes: int = 0  # that the run expected; 0: unknown, as in models of older versions
     quorum: int = 0  # likewise
     aggregation: Aggregation | None = None  # likewise
@@ -83,7 +89,14 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
         comparison: Comparison | None = None,
         epsilon: float = 0.0,
     ) -> "ModelMetadata":
-        """The metadata of a node's model, trained in the federation `spec`, which has spent `epsilon` if private."""
+        """The metadata of a node's model, trained in the federation `spec`,
+        which has spent `epsilon` if private.
+        """
+        privacy = (
+            PrivacySpent(epsilon=epsilon, delta=DELTA, settings=spec.privacy)
+            if spec.privacy
+            else None
+        )
         return ModelMetadata(
             federation=spec.federation,
             run=spec.run,
@@ -108,12 +121,15 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             nodes=spec.nodes,
             quorum=spec.quorum,
             aggregation=spec.aggregation,
-            privacy=PrivacySpent(epsilon=epsilon, delta=DELTA, settings=spec.privacy) if spec.privacy else None,
+            privacy=privacy,
         )
 
 
 class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The class predicted for an image that the model was not trained on. Stays on this disk, as the image does."""
+    """The class predicted for an image that the model was not trained on.
+
+    Stays on this disk, as the image does.
+    """
 
     path: str  # absolute
     digest: Digest  # of the file's bytes
@@ -137,12 +153,16 @@ class PersonalModel(NamedTuple):
     tensors: Tensors
     predictions: tuple[HeldOutPrediction, ...] = ()
     training_images: tuple[TrainingImage, ...] = ()
-    # Of a head of statistics: the encoder, and the totals of the other plants. With them it can be made anew.
+    # Of a head of statistics: the encoder, and the totals of the other plants. With them it can be
+    # made anew.
     shared: Tensors = {}  # noqa: RUF012  (replaced, never changed)
 
     def on_cpu(self) -> "PersonalModel":
         """The same, with tensors that need no GPU."""
-        tensors, shared = ({name: value.cpu() for name, value in each.items()} for each in (self.tensors, self.shared))
+        collected_on_cpu = []
+        for each in (self.tensors, self.shared):
+            collected_on_cpu.append({name: value.cpu() for name, value in each.items()})
+        tensors, shared = collected_on_cpu
         return self._replace(tensors=tensors, shared=shared)
 
 
@@ -154,7 +174,11 @@ def save(personal: PersonalModel, folder: Path) -> None:
         (folder / checksums.SUMS).unlink(missing_ok=True)  # of an earlier model
         disk.replace(folder / _TENSORS, partial(save_file, tensors))
         if personal.shared:
-            own = {name: value for name, value in personal.shared.items() if not _is_same(value, tensors.get(name))}
+            own = {
+                name: value
+                for name, value in personal.shared.items()
+                if not _is_same(value, tensors.get(name))
+            }
             disk.replace(folder / _SHARED, partial(save_file, own))
         for name, content in (
             (_PREDICTIONS, personal.predictions),
@@ -162,13 +186,21 @@ def save(personal: PersonalModel, folder: Path) -> None:
             (METADATA, personal.metadata),
         ):
             disk.replace_bytes(folder / name, msgspec.json.format(msgspec.json.encode(content)))
-        written = (_TENSORS, _PREDICTIONS, _TRAINING, METADATA, *([_SHARED] if personal.shared else []))
+        shared_file = [_SHARED] if personal.shared else []
+        written = (
+            _TENSORS,
+            _PREDICTIONS,
+            _TRAINING,
+            METADATA,
+            *shared_file,
+        )
         sums = checksums.sums({name: checksums.digest_of(folder / name) for name in written})
         disk.replace_bytes(folder / checksums.SUMS, sums)
 
 
 def load(folder: Path) -> PersonalModel:
-    """Read a personal model without the lists of its images, which `load_predictions` and `load_training_images` read.
+    """Read a personal model without the lists of its images,
+    which `load_predictions` and `load_training_images` read.
 
     Raises:
         UsageError: there is none, or it is damaged.
@@ -216,8 +248,16 @@ def load_metadata(folder: Path) -> ModelMetadata:
 def _noticing_damage(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError, checksums.DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
+    except (
+        OSError,
+        SafetensorError,
+        checksums.DamagedError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ) as error:
+        raise UsageError(
+            f"the personal model in {folder} is damaged ({error})", "copy the folder again"
+        ) from error
 
 
 def load_predictions(folder: Path) -> tuple[HeldOutPrediction, ...]:
@@ -242,7 +282,12 @@ def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
     try:
         checksums.verify(folder, name)
         return msgspec.json.decode((folder / name).read_bytes(), type=kind)
-    except (FileNotFoundError, checksums.DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (
+        FileNotFoundError,
+        checksums.DamagedError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ) as error:
         raise UsageError(
             f"{name} beside the personal model in {folder} cannot be read ({error})",
             "copy the folder again, or let the run be repeated with this version",
@@ -251,26 +296,29 @@ def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
 
 def format_outcome(metadata: ModelMetadata) -> list[str]:
     """The model's accuracy, what joining was worth, and warnings: a sentence each."""
-    metrics, comparison = metadata.metrics, metadata.comparison
+    metrics = metadata.metrics
+    comparison = metadata.comparison
     if not metrics:
         return [
-            "nothing is known of its accuracy here: this plant has no labelled image; the model is made of what all "
-            "others know, and to the line all classes are alike"
+            "nothing is known of its accuracy here: this plant has no labelled image; the model "
+            "is made of what all others know, and to the line all classes are alike"
         ]
     spent = [format_spent(metadata.privacy)] if metadata.privacy else []
     how = "cross-validated on" if metrics["cross_validated"] else "on"
+    kind = "" if metrics["cross_validated"] else "held-out "
     accuracy = (
         f"accuracy {metrics['accuracy']:.1%} among its own classes "
         f"({metrics['accuracy_low']:.0%} to {metrics['accuracy_high']:.0%}, 95 % interval), "
         f"{metrics['accuracy_all']:.1%} among all {len(metadata.classes)}, "
-        f"{how} {metrics['images']:.0f} {'' if metrics['cross_validated'] else 'held-out '}images"
+        f"{how} {metrics['images']:.0f} {kind}images"
     )
-    return [accuracy, *spent, *([comparison.describe(), *comparison.warnings()] if comparison else [])]
+    comparison_texts = [comparison.describe(), *comparison.warnings()] if comparison else []
+    return [accuracy, *spent, *comparison_texts]
 
 
 def format_spent(spent: PrivacySpent) -> str:
     """What of the privacy of a plant's images is spent, in a sentence."""
     return (
-        f"what has left this plant spent epsilon {spent.epsilon:.3g} of each training image, at delta {spent.delta:g}; "
-        "the model itself knows them as they are, and stays here"
+        f"what has left this plant spent epsilon {spent.epsilon:.3g} of each training image, at "
+        f"delta {spent.delta:g}; the model itself knows them as they are, and stays here"
     )

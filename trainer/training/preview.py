@@ -1,4 +1,6 @@
-"""Forecasts of what joining would give a plant, from one message of sums and leaving out its images one by one."""
+"""Forecasts of what joining would give a plant,
+from one message of sums and leaving out its images one by one.
+"""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -14,7 +16,13 @@ from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, to_tensors
 from trainer.statistics.encoder_choice import to_metrics
 from trainer.statistics.features import projected_features
-from trainer.statistics.label_doubts import Doubt, describe_doubts, find_doubts, find_judged, log_softmax
+from trainer.statistics.label_doubts import (
+    Doubt,
+    describe_doubts,
+    find_doubts,
+    find_judged,
+    log_softmax,
+)
 from trainer.statistics.lda_head import fit_scale, leave_one_out
 from trainer.statistics.sums import Sums, choose_images, collect
 from trainer.training.evaluation import accuracy, predict_among
@@ -22,12 +30,16 @@ from trainer.training.training_set import TrainingSet
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What the consensus head would reach on one encoder's features, on images left out one by one; shares in 0..1."""
+    """What the consensus head would reach on one encoder's features,
+    on images left out one by one; shares in 0..1.
+    """
 
     model: str
-    images: int  # that are judged: of whose class something is left without them and their look-alikes
+    # that are judged: of whose class something is left without them and their look-alikes
+    images: int
     loss: float  # cross-entropy of these together
-    own: float | None  # accuracy where the plant's classes are the candidates; None without such images
+    # accuracy where the plant's classes are the candidates; None without such images
+    own: float | None
     all: float | None  # accuracy where all classes are
     alone: float | None  # as `own`, by the plant's sums alone
 
@@ -54,32 +66,48 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         """What a person wants to know of it, line by line."""
         first = min(self.forecasts, key=lambda each: each.loss)
         own = [share.name for share in self.classes if share.own]
-        lines = ["no forecast: no plant has another image of the classes of these, by which they could be judged"]
+        lines = [
+            (
+                "no forecast: no plant has another image of the classes of these, by which they "
+                "could be judged"
+            )
+        ]
         if first.own is not None and first.all is not None:
             alone = f" ({first.alone:.0%} without the others)" if first.alone is not None else ""
             lines = [
-                f"forecast with {first.model}, {first.images} images, each left out in turn: {first.own:.0%} right "
-                f"among its own {len(own)} classes{alone}, {first.all:.0%} among all {len(self.classes)}",
+                f"forecast with {first.model}, {first.images} images, each left out in turn: "
+                f"{first.own:.0%} right among its own {len(own)} classes{alone}, {first.all:.0%} "
+                f"among all {len(self.classes)}",
             ]
             if first.all < 1:
                 lines.append(
-                    "where a class has few images this is pessimistic: on photographs of steel 8 points more is reached"
+                    "where a class has few images this is pessimistic: on photographs of steel 8 "
+                    "points more is reached"
                 )
         if taught := [share for share in self.classes if share.others and not share.own]:
-            names = ", ".join(f"{share.name} ({share.others} images at {share.plants} of them)" for share in taught)
+            names = ", ".join(
+                f"{share.name} ({share.others} images at {share.plants} of them)"
+                for share in taught
+            )
             lines.append(f"classes that only other plants have images of: {names}")
         if missing := [share.name for share in self.classes if not share.own + share.others]:
             lines.append(f"classes that nobody has an image of: {', '.join(missing)}")
         if len(self.forecasts) > 1 and first.images:
-            losses = ", ".join(f"{each.model} {each.loss / each.images:.3f}" for each in self.forecasts)
+            losses = ", ".join(
+                f"{each.model} {each.loss / each.images:.3f}" for each in self.forecasts
+            )
             lines.append(f"cross-entropy an image, by encoder (less is better): {losses}")
         lines += describe_doubts(self.doubts, "preview.json")
         return lines
 
     def metrics(self) -> dict[str, float]:
-        """What the coordinator needs to compare encoders: each one's loss, and their images; nothing without any."""
+        """What the coordinator needs to compare encoders: each one's loss,
+        and their images; nothing without any.
+        """
         images = self.forecasts[0].images
-        return to_metrics({each.model: each.loss for each in self.forecasts}, images) if images else {}
+        return (
+            to_metrics({each.model: each.loss for each in self.forecasts}, images) if images else {}
+        )
 
 
 def preview(spec: Spec, node: str, result: Arrays, images: LabelledImages) -> Preview:
@@ -104,20 +132,32 @@ def preview(spec: Spec, node: str, result: Arrays, images: LabelledImages) -> Pr
         judged = find_judged(total, images.labels, images.sets)
         if not forecasts:
             looked_at = images.take(judged)
-            doubts = find_doubts(logits[judged], cosines[judged], looked_at.labels, looked_at.paths, spec.classes)
+            doubts = find_doubts(
+                logits[judged], cosines[judged], looked_at.labels, looked_at.paths, spec.classes
+            )
         forecasts.append(_forecast(model, logits, judged, mine, views, images.labels, images.sets))
     classes = [
         ClassShare(name=name, own=int(here), others=int(there), plants=int(plants))
-        for name, here, there, plants in zip(spec.classes, mine.images, others.images, others.holders, strict=True)
+        for name, here, there, plants in zip(
+            spec.classes, mine.images, others.images, others.holders, strict=True
+        )
     ]
-    return Preview(node=node, federation=spec.federation, forecasts=forecasts, classes=classes, doubts=doubts)
+    return Preview(
+        node=node, federation=spec.federation, forecasts=forecasts, classes=classes, doubts=doubts
+    )
 
 
 def _views(
-    model: str, tensors: Arrays, preprocessing: Preprocessing, images: LabelledImages, dimensions: int = 0
+    model: str,
+    tensors: Arrays,
+    preprocessing: Preprocessing,
+    images: LabelledImages,
+    dimensions: int = 0,
 ) -> np.ndarray:
     encoder = to_tensors(select(tensors, ("encoder",)), "cpu")
-    return projected_features(Network(model, 2), encoder, TrainingSet.of(images, preprocessing), dimensions)
+    return projected_features(
+        Network(model, 2), encoder, TrainingSet.of(images, preprocessing), dimensions
+    )
 
 
 def _forecast(
@@ -135,33 +175,44 @@ def _forecast(
     if len(repeated):
         by_itself, _ = leave_one_out(mine, mine, views, labels, groups)
         alone = accuracy(predict_among(by_itself[repeated], own), labels[repeated])
-    logits, labels = logits[judged], labels[judged]
+    logits = logits[judged]
+    labels = labels[judged]
+    accuracy_own = accuracy(predict_among(logits, own), labels) if len(judged) else None
+    all_ = accuracy(logits.argmax(1), labels) if len(judged) else None
     return Forecast(
         model=model,
         images=len(judged),
         loss=cross_entropy(logits, labels),
-        own=accuracy(predict_among(logits, own), labels) if len(judged) else None,
-        all=accuracy(logits.argmax(1), labels) if len(judged) else None,
+        own=accuracy_own,
+        all=all_,
         alone=alone,
     )
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The sum over images of what logits [n, C] cost, each scaled by the factor that fits all of them best."""
+    """The sum over images of what logits [n, C] cost,
+    each scaled by the factor that fits all of them best.
+    """
     log_probabilities = log_softmax(logits * fit_scale(logits, labels))
     return -float(log_probabilities[np.arange(len(labels)), labels].sum())
 
 
 def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledImages]) -> float:
-    """What leaving out their images one by one costs all nodes together, on the features of a broadcast's encoder.
+    """What leaving out their images one by one costs all nodes together,
+    on the features of a broadcast's encoder.
 
     Args:
         spec: of the federation.
         broadcast: its first one.
         shares: each node's training images.
     """
-    views = {node: _views(spec.model, broadcast, spec.preprocessing, images) for node, images in shares.items()}
-    sums = {node: collect(each, shares[node].labels, len(spec.classes)) for node, each in views.items()}
+    views = {
+        node: _views(spec.model, broadcast, spec.preprocessing, images)
+        for node, images in shares.items()
+    }
+    sums = {
+        node: collect(each, shares[node].labels, len(spec.classes)) for node, each in views.items()
+    }
     total = reduce(lambda left, right: left.combine(right, np.add), sums.values())
     loss = 0.0
     for (node, each), images in zip(views.items(), shares.values(), strict=True):

@@ -1,6 +1,8 @@
-"""Gradients in which no single image can be told: each image's is cut, noise is added to their sum (DP-SGD).
+"""Gradients in which no single image can be told: each image's is cut,
+noise is added to their sum (DP-SGD).
 
-Abadi et al., *Deep Learning with Differential Privacy*, 2016; but all images are in every step, none are sampled.
+Abadi et al., *Deep Learning with Differential Privacy*, 2016; but all images are in every step,
+none are sampled.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +24,14 @@ _BITS = 28  # the sum's grid: steps of 2^-28 of the clip's length
 class PrivateGradients:
     """Gradients of one phase, step after step, with a node's own noise.
 
-    Noise follows from the node's secret, from all that the phase starts from (`basis`), and from the sum that it hides.
-    So the same step, made again after a kill, says the same; and no two different sums have the same noise, whose
-    difference would show theirs.
+    Noise follows from the node's secret, from all that the phase starts from (`basis`), and from
+    the sum that it hides. So the same step, made again after a kill, says the same; and no two
+    different sums have the same noise, whose difference would show theirs.
     """
 
     def __init__(self, privacy: ImagePrivacy, secret: str, basis: str, phase: str):
-        self._privacy, self._step = privacy, 0
+        self._privacy = privacy
+        self._step = 0
         self._key = derive_key(secret.encode(), b"gradients", basis.encode(), phase.encode())
 
     def compute(
@@ -41,7 +44,8 @@ class PrivateGradients:
         count: int,
         read: Callable[[slice], Batch],
     ) -> tuple[Tensors, dict[str, Tensor]]:
-        """The mean gradient of `count` images with noise, and the means of what `loss` reports, which have none.
+        """The mean gradient of `count` images with noise,
+        and the means of what `loss` reports, which have none.
 
         Args:
             loss: of a batch.
@@ -52,7 +56,9 @@ class PrivateGradients:
             count: of images.
             read: images of these positions.
         """
-        total = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in moved.items()}
+        total = {
+            name: torch.zeros(value.shape, dtype=torch.float64) for name, value in moved.items()
+        }
         metrics: dict[str, Tensor] = {}
         for gradients, reported in _gradients(loss, network, tensors, moved, encode, count, read):
             for name, value in _whole(gradients, self._privacy.clip).items():
@@ -73,7 +79,9 @@ class PrivateGradients:
         noisy = {}
         for name in names:
             drawn = draw_normal([derive_key(key, name.encode())], total[name].numel())[0]
-            noisy[name] = total[name] + torch.from_numpy(np.rint(deviation * drawn)).view(total[name].shape)
+            noisy[name] = total[name] + torch.from_numpy(np.rint(deviation * drawn)).view(
+                total[name].shape
+            )
         return noisy
 
 
@@ -89,8 +97,12 @@ def _gradients(
     """Each image's own gradients [n, ...] and metrics [n], some images at a time."""
     fixed = {name: value.detach() for name, value in tensors.items() if name not in moved}
 
-    def of_one(own: Tensors, image: Tensor, label: Tensor, received: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss(network, {**fixed, **own}, Batch(image[None], label[None], None, received), encode)
+    def of_one(
+        own: Tensors, image: Tensor, label: Tensor, received: Tensors
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(
+            network, {**fixed, **own}, Batch(image[None], label[None], None, received), encode
+        )
 
     compute = torch.func.vmap(torch.func.grad(of_one, has_aux=True), (None, 0, 0, None))
     leaves = {name: value.detach() for name, value in moved.items()}
@@ -100,17 +112,22 @@ def _gradients(
 
 
 def _whole(gradients: Tensors, clip: float) -> Tensors:
-    """The sum over images of their gradients, each cut to the length `clip`, in steps of the grid: whole numbers.
+    """The sum over images of their gradients, each cut to the length `clip`,
+    in steps of the grid: whole numbers.
 
-    Rounding moves a gradient by half a step in each number at most: that is left for it. One that is not finite counts
-    as none.
+    Rounding moves a gradient by half a step in each number at most: that is left for it. One that
+    is not finite counts as none.
     """
     numbers = sum(value[0].numel() for value in gradients.values())
     most = clip * (1 - sqrt(numbers) * 2.0 ** -(_BITS + 1))
     squares = sum(value.double().flatten(1).square().sum(1) for value in gradients.values())
     lengths = torch.as_tensor(squares).sqrt()
-    factors = torch.where(lengths.isfinite(), 1 / lengths.clamp(min=most), 0) * (most * 2.0**_BITS / clip)
+    factors = torch.where(lengths.isfinite(), 1 / lengths.clamp(min=most), 0) * (
+        most * 2.0**_BITS / clip
+    )
     return {
-        name: (value.double().nan_to_num(0, 0, 0) * factors.view(-1, *[1] * (value.ndim - 1))).round().sum(0)
+        name: (value.double().nan_to_num(0, 0, 0) * factors.view(-1, *[1] * (value.ndim - 1)))
+        .round()
+        .sum(0)
         for name, value in gradients.items()
     }

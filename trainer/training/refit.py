@@ -1,6 +1,9 @@
-"""A head of statistics made anew with a plant's images as they are now, without a network and without training."""
+"""A head of statistics made anew with a plant's images as they are now,
+without a network and without training.
+"""
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +23,12 @@ from trainer.models.initial_weights import Shape
 from trainer.models.network import Tensors, to_arrays
 from trainer.training import personal_model
 from trainer.training.participant import Participant, State
-from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
+from trainer.training.personal_model import (
+    HeldOutPrediction,
+    ModelMetadata,
+    PersonalModel,
+    TrainingImage,
+)
 
 
 class Refitted(NamedTuple):
@@ -41,46 +49,62 @@ def refit(
 ) -> Refitted:
     """The personal model that the node would have, had its images always been those in `folder`.
 
-    The other plants' totals and the encoder are those of the model in `source`. In folders whose names are no classes,
-    images have the class that the model had for them. Images that the model in `source` held out stay so, and new
-    ones train.
+    The other plants' totals and the encoder are those of the model in `source`. In folders whose
+    names are no classes, images have the class that the model had for them. Images that the model
+    in `source` held out stay so, and new ones train.
 
     Args:
         source: folder of a personal model with a head of statistics.
         folder: class folders with this plant's images.
         test: class folders with held-out images, or None.
-        group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
+        group: which images train or are held out together beside look-alikes, as `read_keys` takes
+            it.
         aliases: from the name of a folder to a class of the federation.
         without: classes that the model shall never name. Their images are not used.
 
     Raises:
-        UsageError: the model has no such head, there is no such class, or what is wrong with the images.
+        UsageError: the model has no such head, there is no such class, or what is wrong with the
+            images.
         EdgeNodeError: no plants can have such totals.
     """
     before = personal_model.load(source)
-    shared, metadata = personal_model.load_shared(before, source), before.metadata
+    shared = personal_model.load_shared(before, source)
+    metadata = before.metadata
     spec = _spec_of(metadata, shared)
     for name in without:
         if name not in spec.classes:
             raise UsageError(f"the federation has no class {name!r}", suggest(name, spec.classes))
     kept = tuple(name for name in spec.classes if name not in without)
     if len(kept) < 2:
-        raise UsageError(f"a model needs two classes, and {', '.join(kept) or 'none'} is left", "keep one more")
+        raise UsageError(
+            f"a model needs two classes, and {', '.join(kept) or 'none'} is left", "keep one more"
+        )
     images = _read_images(spec, source, folder, test, group, aliases, without)
-    participant = Participant(spec, metadata.node, images, without=[spec.classes.index(name) for name in without])
+    participant = Participant(
+        spec, metadata.node, images, without=[spec.classes.index(name) for name in without]
+    )
     result = to_arrays(shared)
-    model = participant.conclude(State({}, {}), metadata.round, result, result, (), None, counted=False)
+    model = participant.conclude(
+        State({}, {}), metadata.round, result, result, (), None, counted=False
+    )
     rows = [spec.classes.index(name) for name in kept]
-    tensors = model.tensors | {name: model.tensors[name][rows] for name in ("classifier.weight", "classifier.bias")}
+    tensors = model.tensors | {
+        name: model.tensors[name][rows] for name in ("classifier.weight", "classifier.bias")
+    }
+    federated = spec.classes if without else ()
     changed = msgspec.structs.replace(
         model.metadata,
         classes=kept,
-        federated=spec.classes if without else (),
+        federated=federated,
         broadcast=metadata.broadcast,
         privacy=metadata.privacy,
     )
     made = model._replace(metadata=changed, tensors=tensors)
-    notes = [_difference(source, made), *_limits(metadata, without), *personal_model.format_outcome(changed)]
+    notes = [
+        _difference(source, made),
+        *_limits(metadata, without),
+        *personal_model.format_outcome(changed),
+    ]
     return Refitted(made, notes)
 
 
@@ -88,7 +112,9 @@ def _spec_of(metadata: ModelMetadata, shared: Tensors) -> Spec:
     """The spec of the model's federation, as far as a head of statistics needs it."""
     classes = metadata.federated or metadata.classes
     privacy = metadata.privacy.settings if metadata.privacy else None
-    statistics = make(metadata.method, metadata.training, metadata.options, metadata.head, privacy).statistics
+    statistics = make(
+        metadata.method, metadata.training, metadata.options, metadata.head, privacy
+    ).statistics
     assert statistics is not None
     return Spec(
         federation=metadata.federation,
@@ -109,7 +135,9 @@ def _spec_of(metadata: ModelMetadata, shared: Tensors) -> Spec:
         sends=(),
         head=metadata.head,
         privacy=privacy,
-        statistics=dict(statistics.shapes(to_arrays(shared), Shape(FEATURES[metadata.model], len(classes)))),
+        statistics=dict(
+            statistics.shapes(to_arrays(shared), Shape(FEATURES[metadata.model], len(classes)))
+        ),
     )
 
 
@@ -123,29 +151,49 @@ def _read_images(
     without: Sequence[str],
 ) -> Images:
     scans = [scan_folder(each) for each in (folder, test) if each]
-    check_own_aliases(aliases, {name for found in scans for name in found.names}, spec.classes)
+    check_own_aliases(
+        aliases, set(chain.from_iterable(found.names for found in scans)), spec.classes
+    )
     before = {Path(each.path).parent.name: each.label for each in _listed(source)}
     known = {name: label for name, label in before.items() if name not in spec.classes}
-    train, *tests = [
-        catalogue._replace(entries=tuple(entry for entry in catalogue.entries if entry.class_name not in without))
-        for catalogue in (make_catalogue(found.with_aliases({**known, **aliases})) for found in scans)
-    ]
+    catalogues = []
+    for catalogue in (make_catalogue(found.with_aliases({**known, **aliases})) for found in scans):
+        catalogues.append(
+            catalogue._replace(
+                entries=tuple(
+                    entry for entry in catalogue.entries if entry.class_name not in without
+                )
+            )
+        )
+    train, *tests = catalogues
     if not train.entries:
-        raise UsageError(f"no image in {folder} is of a class that stays", "add images, or take out fewer classes")
-    keys = read_keys(group, [entry for found in scans for entry in found.entries]) if group else {}
-    size, seed, held_out = spec.preprocessing.size, spec.seed, tests[0] if tests else None
+        raise UsageError(
+            f"no image in {folder} is of a class that stays",
+            "add images, or take out fewer classes",
+        )
+    keys = (
+        read_keys(group, list(chain.from_iterable(found.entries for found in scans)))
+        if group
+        else {}
+    )
+    size = spec.preprocessing.size
+    seed = spec.seed
+    held_out = tests[0] if tests else None
     trained = {each.digest for each in personal_model.load_training_images(source)}
     tested = {each.digest for each in personal_model.load_predictions(source)} - trained
     again = held_out is None and any(entry.digest in tested for entry in train.entries)
-    images = load_checked(train, held_out, spec.classes, size, seed, keys, hold_out=not again, least=1)[0]
+    images = load_checked(
+        train, held_out, spec.classes, size, seed, keys, hold_out=not again, least=1
+    )[0]
     return _hold_out_again(images.train, tested) if again else images
 
 
 def _hold_out_again(images: LabelledImages, known: Set[str]) -> Images:
-    """Hold out the images with these digests, which the model before had held out, and what looks like one of them.
+    """Hold out the images with these digests, which the model before had held out,
+    and what looks like one of them.
 
-    New images train: those that a line has doubted are harder than others. One of them among a dozen held-out images
-    would make the new model's line doubt nearly everything.
+    New images train: those that a line has doubted are harder than others. One of them among a
+    dozen held-out images would make the new model's line doubt nearly everything.
     """
     groups = np.arange(len(images.labels)) if images.groups is None else images.groups
     held = np.isin(groups, groups[np.isin(images.digests, [*known])])
@@ -164,23 +212,32 @@ def _difference(source: Path, made: PersonalModel) -> str:
     listed: list[TrainingImage | HeldOutPrediction] = [*made.training_images, *made.predictions]
     now = {each.digest: each.label for each in listed}
     moved = sum(before.get(digest, label) != label for digest, label in now.items())
-    new, gone = len(now.keys() - before.keys()), len(before.keys() - now.keys())
-    return f"since the model was made, {new} image(s) are new, {gone} are gone, and {moved} have another class"
+    new = len(now.keys() - before.keys())
+    gone = len(before.keys() - now.keys())
+    return (
+        f"since the model was made, {new} image(s) are new, {gone} are gone, and {moved} have "
+        "another class"
+    )
 
 
 def _limits(before: ModelMetadata, without: Sequence[str]) -> list[str]:
     """What a new head does not undo."""
     notes = []
     if make(before.method, before.training, before.options, before.head).train:
-        notes.append("the encoder was trained and stays as it is: what is taken out of the head, it has not unlearned")
+        notes.append(
+            "the encoder was trained and stays as it is: what is taken out of the head, it has "
+            "not unlearned"
+        )
     if before.comparison and before.comparison.deployed != "together":
         notes.append(
-            f"the model before was {before.comparison.deployed}: what this plant had trained alone is left out, since "
-            "it has unlearned nothing; this model is the federation's part"
+            f"the model before was {before.comparison.deployed}: what this plant had trained "
+            "alone is left out, since it has unlearned nothing; this model is the "
+            "federation's part"
         )
     if without:
         notes.append(
-            f"this model never names {', '.join(without)}; the others' images of it still count in how widely images "
-            "of a class are spread, until the federation collects its statistics anew"
+            f"this model never names {', '.join(without)}; the others' images of it still count "
+            "in how widely images of a class are spread, until the federation collects its "
+            "statistics anew"
         )
     return notes

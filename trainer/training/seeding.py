@@ -1,4 +1,6 @@
-"""Random numbers by key: the same (seed, key) gives the same numbers, in whatever order and process."""
+"""Random numbers by key: the same (seed, key) gives the same numbers,
+in whatever order and process.
+"""
 
 import hashlib
 

@@ -22,7 +22,9 @@ class Augmentation(NamedTuple):
     def draw(count: int, random: torch.Generator) -> "Augmentation":
         """A random augmentation of `count` images."""
         symmetries = torch.rand((3, count, 1, 1, 1), generator=random) < 0.5
-        return Augmentation(symmetries, torch.rand((2, count, 1, 1, 1), generator=random) * 0.4 - 0.2)
+        return Augmentation(
+            symmetries, torch.rand((2, count, 1, 1, 1), generator=random) * 0.4 - 0.2
+        )
 
 
 class TrainingSet(NamedTuple):
@@ -35,25 +37,34 @@ class TrainingSet(NamedTuple):
     stem_output: Tensor | None = None  # for the unaugmented images, where it is cached
 
     @staticmethod
-    def of(images: LabelledImages, preprocessing: Preprocessing, device: str = "cpu") -> "TrainingSet":
+    def of(
+        images: LabelledImages, preprocessing: Preprocessing, device: str = "cpu"
+    ) -> "TrainingSet":
         """From uint8 [n, S, S, 3] and the federation's preprocessing."""
+        stem_output = (
+            None if images.stem_output is None else torch.from_numpy(images.stem_output).to(device)
+        )
         return TrainingSet(
             torch.from_numpy(np.ascontiguousarray(images.images)).to(device).permute(0, 3, 1, 2),
             torch.from_numpy(np.asarray(images.labels, np.int64)).to(device),
             torch.tensor(preprocessing.mean, device=device)[:, None, None],
             torch.tensor(preprocessing.std, device=device)[:, None, None],
-            None if images.stem_output is None else torch.from_numpy(images.stem_output).to(device),
+            stem_output,
         )
 
     @staticmethod
     def joined(sets: "Sequence[TrainingSet]") -> "TrainingSet":
         """One set's images after another's."""
         first = sets[0]
-        images, labels = torch.cat([each.images for each in sets]), torch.cat([each.labels for each in sets])
+        images = torch.cat([each.images for each in sets])
+        labels = torch.cat([each.labels for each in sets])
         kept = [each.stem_output for each in sets if each.stem_output is not None]
-        return first._replace(images=images, labels=labels, stem_output=torch.cat(kept) if kept else None)
+        stem_output = torch.cat(kept) if kept else None
+        return first._replace(images=images, labels=labels, stem_output=stem_output)
 
-    def network_input(self, index: Tensor | slice, augmentation: Augmentation | None = None) -> Tensor:
+    def network_input(
+        self, index: Tensor | slice, augmentation: Augmentation | None = None
+    ) -> Tensor:
         """Images [b, 3, S, S], normalised, and augmented if `augmentation` is given."""
         images: Tensor = self.images[index].float() / 255
         if augmentation is not None:
@@ -64,19 +75,28 @@ class TrainingSet(NamedTuple):
         """The set with the output of a frozen stem, if there is one, computed once."""
         if self.stem_output is not None or not network.has_stem:
             return self
-        return self._replace(stem_output=network.apply_stem(tensors, self.network_input(slice(None))))
+        return self._replace(
+            stem_output=network.apply_stem(tensors, self.network_input(slice(None)))
+        )
 
     def encoder_input(
-        self, network: Network, tensors: Tensors, index: Tensor | slice, augmentation: Augmentation | None = None
+        self,
+        network: Network,
+        tensors: Tensors,
+        index: Tensor | slice,
+        augmentation: Augmentation | None = None,
     ) -> Tensor:
-        """The encoders' input: the stem's output for images, augmented if `augmentation` is given."""
+        """The encoders' input: the stem's output for images,
+        augmented if `augmentation` is given.
+        """
         if self.stem_output is None or augmentation is not None:
             return network.apply_stem(tensors, self.network_input(index, augmentation))
         return self.stem_output[index]
 
 
 def augment(images: Tensor, augmentation: Augmentation) -> Tensor:
-    """One of the square's eight symmetries, other contrast and brightness, for each image [b, 3, S, S] in 0..1.
+    """One of the square's eight symmetries, other contrast and brightness, for each image [b,
+    3, S, S] in 0..1.
 
     A surface has no up or left; its lighting varies. Defects stay what they are.
     """

@@ -1,1 +1,3 @@
-"""DAO-VFL: online vertical federated learning of sensors that see other features of the same products."""
+"""DAO-VFL: online vertical federated learning of sensors that see other features of the same
+products.
+"""

@@ -14,7 +14,9 @@ Doubles = NDArray[np.float64]
 
 
 class Extent(NamedTuple):
-    """The range that noise is relative to: of a sensor's newest round, since one product alone has no range."""
+    """The range that noise is relative to: of a sensor's newest round,
+    since one product alone has no range.
+    """
 
     low: Doubles  # [D]
     high: Doubles  # [D]
@@ -27,7 +29,9 @@ def measure_extent(embedding: Array) -> Extent:
     return Extent(values.min(0), values.max(0), float(values.std()))
 
 
-def transmit(channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent) -> Array:
+def transmit(
+    channel: Channel, embedding: Array, random: np.random.Generator, measure: Extent
+) -> Array:
     """The embedding [N, D] as it arrives."""
     if not (channel.levels or channel.sigma or channel.loss):
         return embedding
@@ -42,14 +46,18 @@ def transmit(channel: Channel, embedding: Array, random: np.random.Generator, me
     return received.astype(np.float32)
 
 
-def quantise(values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5) -> Doubles:
-    """One of so many levels, evenly spread from `low` to `high` of each column; what lies beyond is cut.
+def quantise(
+    values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5
+) -> Doubles:
+    """One of so many levels, evenly spread from `low` to `high` of each column;
+    what lies beyond is cut.
 
-    With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is the level below or
-    above, by chance, such that the value is what comes out in the mean (non-subtractive dither).
+    With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is
+    the level below or above, by chance, such that the value is what comes out in the mean
+    (non-subtractive dither).
 
-    The range is a column's own: one for the whole message would hang on its one extreme product, and columns that
-    vary little would lose all they tell.
+    The range is a column's own: one for the whole message would hang on its one extreme product,
+    and columns that vary little would lose all they tell.
     """
     width = high - low
     place = (np.clip(values, low, high) - low) / np.where(width > 0, width, 1) * (levels - 1)
@@ -58,7 +66,8 @@ def quantise(values: Doubles, levels: int, low: Doubles, high: Doubles, dither: 
 
 
 def parse_channel(text: str) -> Channel:
-    """A channel as people write it: `clean`, or `levels=3`, `dither`, `sigma=0.5`, `loss=0.1`, joined by commas.
+    """A channel as people write it: `clean`, or `levels=3`, `dither`, `sigma=0.5`,
+    `loss=0.1`, joined by commas.
 
     Raises:
         UsageError: it is none of these.
@@ -69,11 +78,16 @@ def parse_channel(text: str) -> Channel:
         f"the noise {text!r} cannot be read",
         "write clean, or for example levels=3, levels=3,dither, sigma=0.5 or loss=0.1,sigma=0.2",
     )
-    given = {name: value or "true" for name, _, value in (part.partition("=") for part in text.split(","))}
+    pairs = (part.partition("=") for part in text.split(","))
+    given = {name: value or "true" for name, _, value in pairs}
     try:
         channel = convert(given, Channel, strict=False)
     except ValidationError:
         raise wrong from None
-    if given.keys() - set(Channel.__struct_fields__) or channel.levels == 1 or channel.dither > channel.levels:
+    if (
+        given.keys() - set(Channel.__struct_fields__)
+        or channel.levels == 1
+        or channel.dither > channel.levels
+    ):
         raise wrong
     return channel

@@ -1,4 +1,6 @@
-"""Checkpoints of a sensor or head: the newest are kept, as files whose names hold their checksums."""
+"""Checkpoints of a sensor or head: the newest are kept,
+as files whose names hold their checksums.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,27 +18,40 @@ State = Mapping[str, Tensor]
 
 
 class Checkpoints:
-    """Checkpoints of one run, each named by the round at whose end it was made. EdgeNodeError if the disk fails.
+    """Checkpoints of one run, each named by the round at whose end it was made.
 
-    An empty one stands for round 0, before the first. It is dropped as the others are: who has forgotten the first
-    products cannot begin with them again.
+    EdgeNodeError if the disk fails.
+
+    An empty one stands for round 0, before the first. It is dropped as the others are: who has
+    forgotten the first products cannot begin with them again.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], object], *, begun: bool = False):
-        """Raise EdgeNodeError if all are damaged, or gone though the run has `begun`; `warn` is told of one."""
+        """Raise EdgeNodeError if all are damaged, or gone though the run has `begun`;
+        `warn` is told of one.
+        """
         self._folder = folder
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        found = {path: match for path in sorted(folder.iterdir()) if (match := _NAME.fullmatch(path.name))}
-        self._files = {int(m[1]): path for path, m in found.items() if checksums.digest_of(path) == m[2]}
+        found = {
+            path: match
+            for path in sorted(folder.iterdir())
+            if (match := _NAME.fullmatch(path.name))
+        }
+        self._files = {
+            int(m[1]): path for path, m in found.items() if checksums.digest_of(path) == m[2]
+        }
         if not self._files and (found or begun):
             raise EdgeNodeError(
                 f"no checkpoint in {folder} is left undamaged",
-                f"restore the folder {folder.parent} from a copy, or remove {folder} and let the head begin "
-                "another run: edge-node vfl coordinate --new",
+                f"restore the folder {folder.parent} from a copy, or remove {folder} and let the "
+                "head begin another run: edge-node vfl coordinate --new",
             )
         for path in found.keys() - self._files.values():
-            warn(f"the checkpoint {path} is damaged and removed: the newest left is that of round {max(self._files)}")
+            warn(
+                f"the checkpoint {path} is damaged and removed: the newest left is that of round "
+                f"{max(self._files)}"
+            )
             with disk.writing(folder):
                 path.unlink()
         if not self._files:
@@ -48,7 +63,9 @@ class Checkpoints:
         return tuple(self._files)
 
     def save(self, round_: int, state: State) -> None:
-        """Make one, safe on the disk when this returns; those of later rounds are void from now on."""
+        """Make one, safe on the disk when this returns;
+        those of later rounds are void from now on.
+        """
         data = save(dict(state))
         path = self._folder / f"{round_:012}-{checksums.digest(data)}.safetensors"
         with disk.writing(self._folder):
@@ -71,4 +88,6 @@ class Checkpoints:
 
 def strip_prefix(prefix: str, state: State) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, under their names without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }

@@ -1,12 +1,13 @@
 """Denoising autoencoders at the head (paper IV-2, eq. 3): one for all sensors, or one for each.
 
 The target of a noisy embedding is the embedding itself, or another noisy copy of it (Noise2Noise,
-Lehtinen et al. 2018: independent noise of mean zero averages out, so that no clean data are needed).
+Lehtinen et al. 2018: independent noise of mean zero averages out, so that no clean data are
+needed).
 """
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from broker_config.protocol.vfl_messages import Denoising
 from trainer.training.seeding import key_to_seed
 
 Embeddings = Sequence[Tensor]  # one [N, D_k] for each sensor
-_ADAM, _SCALES = "adam.", "scales"
+_ADAM = "adam."
+_SCALES = "scales"
 
 
 def sends_pairs(settings: Denoising, round_: int) -> bool:
@@ -27,7 +29,8 @@ class Denoiser:
     """Autoencoders that learn in the first rounds and are frozen afterwards."""
 
     def __init__(self, settings: Denoising, sizes: Sequence[int], seed: int):
-        self.settings, self._sizes = settings, tuple(sizes)
+        self.settings = settings
+        self._sizes = tuple(sizes)
         self._models = nn.ModuleDict()
         self._trained = False
         if settings.rounds:
@@ -35,10 +38,15 @@ class Denoiser:
                 torch.manual_seed(key_to_seed(seed, "denoiser"))
                 for sensor, size in enumerate(sizes):
                     if self._name(sensor) not in self._models:
-                        self._models[self._name(sensor)] = _autoencoder(size, settings.bottleneck or _bottleneck(size))
-        self._scales = torch.zeros(len(sizes), 4)  # of each: mean and deviation of what comes, and of what is learnt
+                        self._models[self._name(sensor)] = _autoencoder(
+                            size, settings.bottleneck or _bottleneck(size)
+                        )
+        # of each: mean and deviation of what comes, and of what is learnt
+        self._scales = torch.zeros(len(sizes), 4)
         rate = settings.learning_rate
-        self._optimiser = torch.optim.Adam(self._models.parameters(), rate) if settings.rounds else None
+        self._optimiser = (
+            torch.optim.Adam(self._models.parameters(), rate) if settings.rounds else None
+        )
 
     def train(self, noisy: Embeddings, target: Embeddings) -> float:
         """Descend the mean squared error (eq. 3) over all pairs of a round; return it."""
@@ -48,7 +56,9 @@ class Denoiser:
         for _ in range(self.settings.epochs):
             self._optimiser.zero_grad()
             made = [self._denoised(index, each) for index, each in enumerate(noisy)]
-            loss = torch.stack([self._error(*pair) for pair in zip(made, target, strict=True)]).mean()
+            loss = torch.stack(
+                [self._error(*pair) for pair in zip(made, target, strict=True)]
+            ).mean()
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimiser.step()
         self._trained = True
@@ -68,11 +78,14 @@ class Denoiser:
 
     @torch.no_grad()
     def plain_layers(self, sensor: int) -> nn.Module | None:
-        """What the denoiser does to a sensor's embeddings, as plain layers; None before it has learnt."""
+        """What the denoiser does to a sensor's embeddings, as plain layers;
+        None before it has learnt.
+        """
         if not self._trained:
             return None
         layers = deepcopy(self._model(sensor))
-        first, last = layers[0], layers[-1]
+        first = layers[0]
+        last = layers[-1]
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)
         mean, deviation, target_mean, target_deviation = self._scales[sensor]
@@ -84,11 +97,11 @@ class Denoiser:
 
     def state(self) -> dict[str, Tensor]:
         """All that is learnt, with Adam's moments; the tensors are those in use."""
-        moments = {
-            f"{_ADAM}{index}.{name}": value
-            for index, values in (self._optimiser.state_dict()["state"] if self._optimiser else {}).items()
-            for name, value in values.items()
-        }
+        moments = {}
+        state_or_empty = self._optimiser.state_dict()["state"] if self._optimiser else {}
+        for index, values in state_or_empty.items():
+            for name, value in values.items():
+                moments[f"{_ADAM}{index}.{name}"] = value
         return {**self._models.state_dict(), **moments, _SCALES: self._scales}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -106,7 +119,10 @@ class Denoiser:
         self._trained = bool(moments)
 
     def _error(self, made: Tensor, target: Tensor) -> Tensor:
-        """Mean square. A second copy that was lost counts for nothing: its zeros would draw all embeddings to them."""
+        """Mean square.
+
+        A second copy that was lost counts for nothing: its zeros would draw all embeddings to them.
+        """
         squares = (made - target).square().mean(1)
         if self.settings.target == "noisy":
             squares = squares[target.any(1)]
@@ -128,18 +144,25 @@ class Denoiser:
 
 
 def _scale(noisy: Tensor, target: Tensor) -> Tensor:
-    """Embeddings grow as the feature models learn: an autoencoder sees them in units of their own."""
-    return torch.stack([value for each in (noisy, target) for value in (each.mean(), each.std() + 1e-6)])
+    """Embeddings grow as the feature models learn:
+    an autoencoder sees them in units of their own.
+    """
+    return torch.stack(
+        list(chain.from_iterable((each.mean(), each.std() + 1e-6) for each in (noisy, target)))
+    )
 
 
 def _autoencoder(size: int, bottleneck: int) -> nn.Sequential:
-    """Three fully connected layers each way (paper VII-C); the widths in between are a geometric sequence.
+    """Three fully connected layers each way (paper VII-C);
+    the widths in between are a geometric sequence.
 
     The bottleneck is linear, as the output is: of three rectified numbers one or all may be dead.
     """
     ratio = (bottleneck / size) ** (1 / 3)
     inner = [round(size * ratio), round(size * ratio**2)]
-    return nn.Sequential(*_layers(size, *inner, bottleneck), *_layers(bottleneck, *reversed(inner), size))
+    return nn.Sequential(
+        *_layers(size, *inner, bottleneck), *_layers(bottleneck, *reversed(inner), size)
+    )
 
 
 def _layers(*widths: int) -> list[nn.Module]:

@@ -1,7 +1,8 @@
-"""Imputation of absent sensors' embeddings from those of the others: ridge regression for any pattern of absence.
+"""Imputation of absent sensors' embeddings from those of the others:
+ridge regression for any pattern of absence.
 
-One second moment of (1, all embeddings) is kept and forgotten bit by bit, since embeddings move while models learn.
-Every pattern's regression is solved from it when it is asked for.
+One second moment of (1, all embeddings) is kept and forgotten bit by bit, since embeddings move
+while models learn. Every pattern's regression is solved from it when it is asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ _FORGETTING = 0.95  # of the past, a round
 
 
 class Regression(NamedTuple):
-    """Fills one pattern: embeddings [N, D] beside one another, absent ones finite, -> embeddings @ matrix + offset."""
+    """Fills one pattern: embeddings [N, D] beside one another, absent ones finite,
+    -> embeddings @ matrix + offset.
+    """
 
     matrix: Tensor  # float32 [D, D]: the identity from present to present, zero rows of absent
     offset: Tensor  # float32 [D]
@@ -37,7 +40,8 @@ class Imputer:
                 f"take a network with {LARGEST} at most over all sensors, or absent=last",
             )
         self._sizes = tuple(sizes)
-        self._owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(self._sizes))  # [D] sensor
+        # [D] sensor
+        self._owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(self._sizes))
         self._moment = torch.zeros(1 + sum(sizes), 1 + sum(sizes), dtype=torch.float64)
         self._solved: dict[tuple[bool, ...], Regression] = {}
 
@@ -50,14 +54,16 @@ class Imputer:
             self._solved.clear()
 
     def impute(self, embeddings: Sequence[Tensor | None], n: int) -> list[Tensor]:
-        """Embeddings [n, D_k] of all sensors: those that are there as they are, the others as the regression has them.
+        """Embeddings [n, D_k] of all sensors: those that are there as they are,
+        the others as the regression has them.
 
         Their means if none is there; zeros before anything was learnt.
         """
         present = torch.tensor([each is not None for each in embeddings]).expand(n, -1)
-        whole = [
-            torch.zeros(n, size) if each is None else each for each, size in zip(embeddings, self._sizes, strict=True)
-        ]
+        whole = []
+        for each, size in zip(embeddings, self._sizes, strict=True):
+            embedding = torch.zeros(n, size) if each is None else each
+            whole.append(embedding)
         return self.impute_rows(whole, present)
 
     def impute_rows(self, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
@@ -66,7 +72,8 @@ class Imputer:
         patterns, of_row = torch.unique(present, dim=0, return_inverse=True)
         for number, pattern in enumerate(patterns):
             if not pattern.all():
-                rows, absent = of_row == number, ~pattern[self._owner]
+                rows = of_row == number
+                absent = ~pattern[self._owner]
                 matrix, offset = self.regression(pattern.tolist())
                 there = filled[rows].masked_fill(absent, 0.0)
                 filled[rows] = torch.where(absent, there @ matrix + offset, there)
@@ -80,7 +87,8 @@ class Imputer:
         return self._solved[key]
 
     def _solve(self, there: Tensor) -> Regression:
-        weight = self._moment[0, 0].clamp(min=1e-300)  # of all rounds that count; 0 before the first
+        # of all rounds that count; 0 before the first
+        weight = self._moment[0, 0].clamp(min=1e-300)
         mean = self._moment[0, 1:] / weight
         covariance = self._moment[1:, 1:] / weight - torch.outer(mean, mean)
         known = covariance[there][:, there]
@@ -88,7 +96,9 @@ class Imputer:
         offset = torch.where(there, 0.0, mean)
         if there.any():
             ridge = _RIDGE * known.diagonal().mean() + 1e-12
-            slopes = torch.linalg.solve(known + ridge * torch.eye(len(known)), covariance[there][:, ~there])
+            slopes = torch.linalg.solve(
+                known + ridge * torch.eye(len(known)), covariance[there][:, ~there]
+            )
             matrix[there.nonzero(), (~there).nonzero().T] = slopes
             offset[~there] -= mean[there] @ slopes
         return Regression(matrix.float(), offset.float())

@@ -12,31 +12,42 @@ from broker_config.protocol.errors import UsageError, suggest
 from trainer.training.seeding import key_to_seed
 
 HEAD = "head"
-_DRAWING = threading.Lock()  # torch has one generator in a process: parties that share it draw in turn
+# torch has one generator in a process: parties that share it draw in turn
+_DRAWING = threading.Lock()
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def _conv(shape: Sequence[int]) -> nn.Sequential:
-    """C-MAPSS: two convolutions over time, 8 and 14 channels; a window of 15 cycles gives 2 x 14 = 28 numbers.
+    """C-MAPSS: two convolutions over time, 8 and 14 channels;
+    a window of 15 cycles gives 2 x 14 = 28 numbers.
 
-    Kernels and strides are our choice: the paper has neither. The paper names no activation after the
-    second convolution, and there is none.
+    Kernels and strides are our choice: the paper has neither. The paper names no activation after
+    the second convolution, and there is none.
     """
     columns, cycles = shape
     if cycles < 9:
-        raise UsageError(f"a window of {cycles} cycles is too short for the convolutions", "take 9 cycles or more")
-    return nn.Sequential(nn.Conv1d(columns, 8, 5, stride=2), nn.ReLU(), nn.Conv1d(8, 14, 3, stride=2), nn.Flatten())
+        raise UsageError(
+            f"a window of {cycles} cycles is too short for the convolutions",
+            "take 9 cycles or more",
+        )
+    return nn.Sequential(
+        nn.Conv1d(columns, 8, 5, stride=2), nn.ReLU(), nn.Conv1d(8, 14, 3, stride=2), nn.Flatten()
+    )
 
 
 def _dense(shape: Sequence[int]) -> nn.Sequential:
     """One reading a product: two layers, 16 numbers."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(shape), 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU()
+    )
 
 
 def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) -> nn.Sequential:
-    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or more.
+    """13 convolutions in five blocks, a pooling after each block that still has 2 x 2 pixels or
+    more.
 
-    First values after He et al. (2015): with torch's own nothing of the image is left after 13 layers.
+    First values after He et al. (2015): with torch's own nothing of the image is left after 13
+    layers.
     """
     channels, side, _ = shape
     layers: list[nn.Module] = []
@@ -52,7 +63,9 @@ def _vgg(shape: Sequence[int], widths: Sequence[Sequence[int]], embedding: int) 
 
 
 def _scaled(layer: nn.Conv2d | nn.Linear, side: int | None = None) -> nn.Module:
-    """First values that keep the scale of what passes; of `side` pixels' 3 taps each, two see padding alone."""
+    """First values that keep the scale of what passes; of `side` pixels' 3 taps each,
+    two see padding alone.
+    """
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     if side:
@@ -72,7 +85,9 @@ NETWORKS: dict[str, Callable[[Sequence[int]], nn.Sequential]] = {
 
 
 class ClipNorm(nn.Module):
-    """Embeddings [N, D] that are longer than `length` are cut to it: what protection needs, so that training knows."""
+    """Embeddings [N, D] that are longer than `length` are cut to it: what protection needs,
+    so that training knows.
+    """
 
     def __init__(self, length: float):
         super().__init__()
@@ -80,12 +95,17 @@ class ClipNorm(nn.Module):
 
     def forward(self, embedding: Tensor) -> Tensor:
         """[N, D] -> [N, D]."""
-        shortened: Tensor = embedding * (self.length / embedding.norm(dim=1, keepdim=True).clamp_min(self.length))
+        shortened: Tensor = embedding * (
+            self.length / embedding.norm(dim=1, keepdim=True).clamp_min(self.length)
+        )
         return shortened
 
 
-def build_feature_model(network: str, shape: Sequence[int], seed: int, sensor: str, clip: float = 0.0) -> nn.Sequential:
-    """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D], no longer than `clip` (0: any length).
+def build_feature_model(
+    network: str, shape: Sequence[int], seed: int, sensor: str, clip: float = 0.0
+) -> nn.Sequential:
+    """h_k: a sensor's samples float32 [N, *shape] -> embeddings [N, D],
+    no longer than `clip` (0: any length).
 
     Raises:
         UsageError: there is no such network, or not for this shape.

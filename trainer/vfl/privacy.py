@@ -1,11 +1,12 @@
 """Differential privacy of embeddings: noise that a sensor adds on purpose, and how much it hides.
 
-What counts as one person's or product's data is a product's sample at a sensor; whoever reads a product's embeddings
-should hardly be able to tell it from another sample. A sample weighs in every round whose window holds its product,
-and every time that its embedding leaves the sensor adds to what is known of it (`count_releases`, `spent_epsilon`).
+What counts as one person's or product's data is a product's sample at a sensor; whoever reads a
+product's embeddings should hardly be able to tell it from another sample. A sample weighs in every
+round whose window holds its product, and every time that its embedding leaves the sensor adds to
+what is known of it (`count_releases`, `spent_epsilon`).
 
-What this does not bound: a model that was trained on a sample carries traces of it into the embeddings of other
-products. For that, training would have to be private, too.
+What this does not bound: a model that was trained on a sample carries traces of it into the
+embeddings of other products. For that, training would have to be private, too.
 """
 
 import hashlib
@@ -22,12 +23,14 @@ from trainer.vfl.channel_noise import Array
 
 
 def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:
-    """Each row of an embedding [N, D] cut to the length `clip`, then noise of `multiplier` such lengths (Gaussian).
+    """Each row of an embedding [N, D] cut to the length `clip`,
+    then noise of `multiplier` such lengths (Gaussian).
 
-    A row's noise follows from the sensor's secret and the row itself. So nobody else can draw it and take it off; who
-    asks again, for whichever other rows besides, hears what was said and nothing new; and no two embeddings ever have
-    the same noise, whose difference would show theirs: not even equal ones, which are counted, lest it shows that they
-    are. `copy` tells apart two messages that shall have noise of their own.
+    A row's noise follows from the sensor's secret and the row itself. So nobody else can draw it
+    and take it off; who asks again, for whichever other rows besides, hears what was said and
+    nothing new; and no two embeddings ever have the same noise, whose difference would show theirs:
+    not even equal ones, which are counted, lest it shows that they are. `copy` tells apart two
+    messages that shall have noise of their own.
     """
     if not privacy.clip:
         return embedding
@@ -35,24 +38,29 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
         raise ValueError("a sensor that protects its embeddings needs a secret of its own")
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
     cut = embedding * np.minimum(1, privacy.clip / np.maximum(length, 1e-12))
-    keys, equal = [], Counter[bytes]()
+    keys = []
+    equal = Counter[bytes]()
     for row in embedding:
         data = row.tobytes()
         salt = copy.to_bytes(1, "little") + equal[data].to_bytes(8, "little")
         keys.append(hashlib.blake2b(data, key=secret, salt=salt).digest())
         equal[data] += 1
-    return np.asarray(cut + privacy.multiplier * privacy.clip * draw_normal(keys, embedding.shape[1]), np.float32)
+    return np.asarray(
+        cut + privacy.multiplier * privacy.clip * draw_normal(keys, embedding.shape[1]), np.float32
+    )
 
 
 def count_releases(spec: VflSpec, rounds: int) -> int:
     """The most often that the embedding of one product leaves a sensor in so many rounds."""
     window = spec.window
     times = min(rounds, ceil(window.size / window.chunk)) if window.size else rounds
-    return times + (min(times, spec.denoising.rounds) if spec.denoising.target == "noisy" else 0)
+    times_or_zero = min(times, spec.denoising.rounds) if spec.denoising.target == "noisy" else 0
+    return times + times_or_zero
 
 
 def spent_epsilon(privacy: Privacy, times: int, delta: float) -> float:
-    """Epsilon: for a product whose embedding left a sensor so often, at this delta; infinite without protection.
+    """Epsilon: for a product whose embedding left a sensor so often, at this delta;
+    infinite without protection.
 
     Two samples' cut embeddings lie at most 2 `clip` apart.
     """
@@ -64,8 +72,13 @@ def spent_epsilon(privacy: Privacy, times: int, delta: float) -> float:
 
 
 def describe_spent(spec: VflSpec, rounds: int) -> str:
-    """What a product whose embedding has left its sensor most often has spent so far; "" if nothing protects it."""
+    """What a product whose embedding has left its sensor most often has spent so far;
+    "" if nothing protects it.
+    """
     if not spec.privacy.clip:
         return ""
     epsilon = spent_epsilon(spec.privacy, count_releases(spec, rounds), DELTA)
-    return f"after {rounds} rounds a product has spent epsilon {epsilon:.3g} of its protection, at delta {DELTA:g}"
+    return (
+        f"after {rounds} rounds a product has spent epsilon {epsilon:.3g} of its protection, at "
+        f"delta {DELTA:g}"
+    )

@@ -1,4 +1,6 @@
-"""Simulation of a vertical federation in one process: the same sensors and head, without a broker."""
+"""Simulation of a vertical federation in one process: the same sensors and head,
+without a broker.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -37,11 +39,19 @@ class Simulation:
     """Sensors, head and the products that they see; `step` plays one round (paper, Algorithm 1)."""
 
     def __init__(self, spec: VflSpec, stream: Stream):
-        self.spec, self.stream = spec, stream
+        self.spec = spec
+        self.stream = stream
         shapes = [tuple(each.shape[1:]) for each in stream.samples]
         self.sensors = [
             Sensor(
-                index, name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, _secret(spec.seed, name)
+                index,
+                name,
+                spec.network,
+                shape,
+                spec.recipe,
+                spec.seed,
+                spec.privacy.clip,
+                _secret(spec.seed, name),
             )
             for index, (name, shape) in enumerate(zip(spec.sensors, shapes, strict=True))
         ]
@@ -52,16 +62,23 @@ class Simulation:
     def step(self, iterations: Sequence[int]) -> SimulatedRound:
         """Play the next round, in which the sensors take so many local iterations."""
         self.round += 1
-        spec, round_ = self.spec, self.round
+        spec = self.spec
+        round_ = self.round
         rows = slice(*spec.window.span(round_))
-        samples, labels = [each[rows] for each in self.stream.samples], self.stream.labels[rows]
-        sent = [release(spec, sensor, part, round_) for sensor, part in zip(self.sensors, samples, strict=True)]
+        samples = [each[rows] for each in self.stream.samples]
+        labels = self.stream.labels[rows]
+        sent = [
+            release(spec, sensor, part, round_)
+            for sensor, part in zip(self.sensors, samples, strict=True)
+        ]
         second = [each.second for each in sent if each.second is not None]
         phi = self.head.represent([each.received for each in sent], second or None)
         loss = torch.nn.functional.cross_entropy(self.head.logits(phi.embeddings), labels).item()
         if spec.labels == "server":
             grades = zip(self.head.gradients(phi, labels), self.head.curvatures(phi), strict=True)
-            for sensor, part, steps, grade in zip(self.sensors, samples, iterations, grades, strict=True):
+            for sensor, part, steps, grade in zip(
+                self.sensors, samples, iterations, grades, strict=True
+            ):
                 sensor.train_on_gradients(part, *grade, steps, round_)
         else:
             for sensor, part, steps in zip(self.sensors, samples, iterations, strict=True):
@@ -70,7 +87,8 @@ class Simulation:
         return SimulatedRound(round_, len(labels), tuple(iterations), loss)
 
     def predict(self, samples: Sequence[Tensor], key: str = "predict") -> Tensor:
-        """Logits [N, classes] of other products, whose embeddings go the same way: protection, channel, denoiser, head.
+        """Logits [N, classes] of other products, whose embeddings go the same way:
+        protection, channel, denoiser, head.
 
         Noise is drawn by (seed, sensor, round, key).
         """
@@ -79,7 +97,9 @@ class Simulation:
             random = generator(self.spec.seed, sensor.name, self.round, key)
             safe = protect(self.spec.privacy, sensor.embed(part).numpy(), sensor.secret)
             received.append(
-                torch.from_numpy(transmit(self.spec.channel, safe, random, sensor.extent or measure_extent(safe)))
+                torch.from_numpy(
+                    transmit(self.spec.channel, safe, random, sensor.extent or measure_extent(safe))
+                )
             )
         return self.head.logits(self.head.denoiser(received))
 
@@ -92,10 +112,13 @@ class Release(NamedTuple):
 
 
 def release(spec: VflSpec, sensor: Sensor, samples: Tensor, round_: int) -> Release:
-    """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round), protection by the secret."""
+    """Embed a round's samples; the channel's noise is drawn by (seed, sensor, round),
+    protection by the secret.
+    """
     embedding = sensor.embed(samples)
     copies = [protect(spec.privacy, embedding.numpy(), sensor.secret)]
-    pairs, clean = sends_pairs(spec.denoising, round_), spec.denoising.target == "clean"
+    pairs = sends_pairs(spec.denoising, round_)
+    clean = spec.denoising.target == "clean"
     if pairs and not clean:
         copies.append(protect(spec.privacy, embedding.numpy(), sensor.secret, copy=1))
     sensor.sent = copies[0]
@@ -106,7 +129,8 @@ def release(spec: VflSpec, sensor: Sensor, samples: Tensor, round_: int) -> Rele
     received, *second = map(torch.from_numpy, copies)
     if pairs and clean:
         second = [embedding]
-    return Release(received, second[0] if second else None)
+    second_or_none = second[0] if second else None
+    return Release(received, second_or_none)
 
 
 def _secret(seed: int, sensor: str) -> bytes:

@@ -16,11 +16,15 @@ _LARGEST = 1e6  # number that can be meant: far beyond it who computes with it e
 
 
 class OutOfScaleError(ValueError):
-    """Numbers that a party sends only if its training has diverged, or its readings are out of scale."""
+    """Numbers that a party sends only if its training has diverged,
+    or its readings are out of scale.
+    """
 
 
 class RowBuffer:
-    """Rows float32 [count, width] that arrive in parts: in any order, some of them perhaps twice."""
+    """Rows float32 [count, width] that arrive in parts: in any order,
+    some of them perhaps twice.
+    """
 
     def __init__(self, count: int, width: int):
         self.tensor = torch.zeros(count, width)
@@ -59,24 +63,39 @@ def to_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 
-def opening_frames(first: int, last: int, since: int, products: Sequence[str], **frame: Any) -> Iterator[Opened]:
-    """The frames that open a round; each has a part of the products, the first of which has the position `since`."""
+def opening_frames(
+    first: int, last: int, since: int, products: Sequence[str], **frame: Any
+) -> Iterator[Opened]:
+    """The frames that open a round; each has a part of the products,
+    the first of which has the position `since`.
+    """
     parts = max(1, -(-len(products) // _IDS))
     for part in range(parts):
         ids = tuple(products[part * _IDS : (part + 1) * _IDS])
-        yield Opened(first=first, last=last, since=since + part * _IDS, products=ids, part=part, parts=parts, **frame)
+        yield Opened(
+            first=first,
+            last=last,
+            since=since + part * _IDS,
+            products=ids,
+            part=part,
+            parts=parts,
+            **frame,
+        )
 
 
 def embedding_frames(
     received: Tensor, second: Tensor | None, missing: Sequence[int], **frame: Any
 ) -> Iterator[Embeddings]:
-    """The frames that leave a sensor: tensors [N, D], and the rows that stand for products that it has no sample of."""
+    """The frames that leave a sensor: tensors [N, D],
+    and the rows that stand for products that it has no sample of.
+    """
     copies = 1 if second is None else 2
     for part, parts, rows in _parts(len(received), 4 * copies * received.shape[1]):
+        second_or_empty = b"" if second is None else to_bytes(second[rows])
         yield Embeddings(
             row=rows.start,
             received=to_bytes(received[rows]),
-            second=b"" if second is None else to_bytes(second[rows]),
+            second=second_or_empty,
             missing=tuple(row - rows.start for row in missing if rows.start <= row < rows.stop),
             part=part,
             parts=parts,
@@ -92,9 +111,10 @@ def representation_frames(
     width = sum(each.shape[1] for each in phi.embeddings)
     codes = labels.numpy().astype("<u2")
     for part, parts, rows in _parts(len(labels), 4 * width + 2):
+        prefix = b"" if part else head
         yield Represented(
             row=rows.start,
-            head=b"" if part else head,
+            head=prefix,
             embeddings=tuple(to_bytes(each[rows]) for each in phi.embeddings),
             labels=codes[rows].tobytes(),
             iterations=tuple(iterations),
@@ -104,7 +124,9 @@ def representation_frames(
         )
 
 
-def gradient_frames(gradient: Tensor, curvature: float, iterations: int, **frame: Any) -> Iterator[Graded]:
+def gradient_frames(
+    gradient: Tensor, curvature: float, iterations: int, **frame: Any
+) -> Iterator[Graded]:
     """The frames that one sensor gets where labels stay at the head."""
     for part, parts, rows in _parts(len(gradient), 4 * gradient.shape[1]):
         yield Graded(
@@ -119,10 +141,13 @@ def gradient_frames(gradient: Tensor, curvature: float, iterations: int, **frame
 
 
 class RepresentationBuffer:
-    """Represented as it arrives: of `count` products, for sensors with so wide embeddings, and for so many classes."""
+    """Represented as it arrives: of `count` products, for sensors with so wide embeddings,
+    and for so many classes.
+    """
 
     def __init__(self, count: int, sizes: Sequence[int], classes: int):
-        self._sensors, self._classes = len(sizes), classes
+        self._sensors = len(sizes)
+        self._classes = classes
         self._rows = [RowBuffer(count, size) for size in sizes]
         self._labels = torch.zeros(count, dtype=torch.int64)
         self._head: dict[str, Tensor] = {}
@@ -140,12 +165,16 @@ class RepresentationBuffer:
         if not frame.labels or len(frame.labels) % 2:
             raise ValueError(f"{len(frame.labels)} bytes are no labels")
         labels = np.frombuffer(frame.labels, "<u2").astype(np.int64)
-        taken = {rows.put(frame.row, data) for rows, data in zip(self._rows, frame.embeddings, strict=True)}
+        taken = {
+            rows.put(frame.row, data)
+            for rows, data in zip(self._rows, frame.embeddings, strict=True)
+        }
         if taken != {len(labels)} or labels.max() >= self._classes:
             raise ValueError("its labels and its embeddings do not belong together")
         self._labels[frame.row : frame.row + len(labels)] = torch.from_numpy(labels)
         if frame.part == 0:
-            self._head, self.iterations = self._read_head(frame.head), frame.iterations
+            self._head = self._read_head(frame.head)
+            self.iterations = frame.iterations
 
     @property
     def whole(self) -> tuple[Representation, Tensor]:
@@ -153,10 +182,12 @@ class RepresentationBuffer:
         return Representation(self._head, tuple(rows.tensor for rows in self._rows)), self._labels
 
     def _read_head(self, data: bytes) -> dict[str, Tensor]:
-        classes, width = self._classes, sum(rows.tensor.shape[1] for rows in self._rows)
+        classes = self._classes
+        width = sum(rows.tensor.shape[1] for rows in self._rows)
         values = RowBuffer(1, classes * (width + 1))
         values.put(0, data)
-        weight, bias = values.tensor[0, : classes * width], values.tensor[0, classes * width :]
+        weight = values.tensor[0, : classes * width]
+        bias = values.tensor[0, classes * width :]
         return {"weight": weight.reshape(classes, width), "bias": bias}
 
 
@@ -165,7 +196,8 @@ class GradientBuffer:
 
     def __init__(self, count: int, size: int):
         self._rows = RowBuffer(count, size)
-        self.curvature, self.iterations = 0.0, 0
+        self.curvature = 0.0
+        self.iterations = 0
 
     @property
     def complete(self) -> bool:
@@ -175,7 +207,8 @@ class GradientBuffer:
     def put(self, frame: Graded) -> None:
         """Take in a frame; ValueError says why it cannot be."""
         self._rows.put(frame.row, frame.gradient)
-        self.curvature, self.iterations = frame.curvature, frame.iterations
+        self.curvature = frame.curvature
+        self.iterations = frame.iterations
 
     @property
     def whole(self) -> Tensor:
@@ -188,7 +221,9 @@ Reply = RepresentationBuffer | GradientBuffer
 
 
 def _parts(count: int, width: int) -> Iterator[tuple[int, int, slice]]:
-    """Number, how many there are, and rows of each part of `count` rows that take `width` bytes each."""
+    """Number, how many there are, and rows of each part of `count` rows that take `width` bytes
+    each.
+    """
     size = max(1, PART // width)
     parts = max(1, -(-count // size))
     for part in range(parts):

@@ -1,4 +1,6 @@
-"""Durable state of an edge node: the number of its latest connection, and its client id at the broker."""
+"""Durable state of an edge node: the number of its latest connection,
+and its client id at the broker.
+"""
 
 import hashlib
 import logging
@@ -18,7 +20,9 @@ _log = logging.getLogger(__name__)
 
 class _State(Struct):
     birth_death: int  # of the latest connection
-    client: str  # the same for every connection, so that the broker ends one that it has not yet noticed to be gone
+    # the same for every connection, so that the broker ends one that it has not yet noticed to be
+    # gone
+    client: str
 
 
 class BirthState:
@@ -30,7 +34,9 @@ class BirthState:
         try:
             found = checksums.read_record(self._path, _State)
         except (OSError, checksums.DamagedError) as error:
-            _log.warning("%s is damaged (%s): this edge node gets another client id", self._path, error)
+            _log.warning(
+                "%s is damaged (%s): this edge node gets another client id", self._path, error
+            )
             found = None
         self._state = found or _State(birth_death=-1, client=f"edge-node-{secrets.token_hex(8)}")
 
@@ -40,7 +46,9 @@ class BirthState:
         return self._state.client
 
     def next_birth_death(self) -> int:
-        """The bdSeq of the CONNECT packet that is sent next: one more than the latest; 0 at first and after 255."""
+        """The bdSeq of the CONNECT packet that is sent next: one more than the latest;
+        0 at first and after 255.
+        """
         self._state.birth_death = (self._state.birth_death + 1) % SEQUENCES
         try:
             with writing(self._path.parent):

@@ -53,9 +53,14 @@ class Identity(NamedTuple):
 
     @property
     def filters(self) -> list[tuple[str, int]]:
-        """Its subscriptions with their QoS: commands, the host's state, and what it publishes itself."""
-        incoming = [self.topic("NCMD"), *([self.state] if self.host else [])]
-        return [(topic, 1) for topic in incoming] + [(self.topic(kind), 0) for kind in ("NBIRTH", "DBIRTH", "DDATA")]
+        """Its subscriptions with their QoS: commands, the host's state,
+        and what it publishes itself.
+        """
+        state = [self.state] if self.host else []
+        incoming = [self.topic("NCMD"), *state]
+        return [(topic, 1) for topic in incoming] + [
+            (self.topic(kind), 0) for kind in ("NBIRTH", "DBIRTH", "DDATA")
+        ]
 
     @property
     def state(self) -> str:
@@ -88,7 +93,10 @@ class _State(Struct):
 
 
 class EdgeNode:
-    """Composes and numbers the messages. On each connection: `will`, then `births`, then any number of others."""
+    """Composes and numbers the messages.
+
+    On each connection: `will`, then `births`, then any number of others.
+    """
 
     def __init__(self, identity: Identity, version: str, clock: Callable[[], int]) -> None:
         self.identity = identity
@@ -98,21 +106,28 @@ class EdgeNode:
         self._birth_death = 0
         self._born = False  # on this connection
         self._host_time = 0  # of the latest STATE message
-        self._node, self._device = MetricValues(NODE), MetricValues(DEVICE)
-        self._node.put({REBIRTH: False, "Properties/Software": "edge-node", "Properties/Version": version}, clock())
+        self._node = MetricValues(NODE)
+        self._device = MetricValues(DEVICE)
+        self._node.put(
+            {REBIRTH: False, "Properties/Software": "edge-node", "Properties/Version": version},
+            clock(),
+        )
         self._totals = {name: 0 for name in DEVICE if name.startswith("Total/")}
         self._unsent: dict[str, Value] = {}  # totals that have changed since they were sent
         self._counted = -1  # the latest outcome in the totals
 
     def will(self, birth_death: int) -> Message:
         """The death certificate of a connection that is about to be made."""
-        self._birth_death, self._born = birth_death, False
+        self._birth_death = birth_death
+        self._born = False
         self.host_online = not self.identity.host
         return self._death()
 
     def births(self) -> list[Message]:
         """Node and device in full; the sequence begins again."""
-        now, self._seq, self._born = self._clock(), 0, True
+        now = self._clock()
+        self._seq = 0
+        self._born = True
         self._node.put({BIRTH_DEATH: self._birth_death}, now)
         self._device.put(self._totals, now)
         self._unsent.clear()
@@ -122,13 +137,18 @@ class EdgeNode:
         ]
 
     def data(self, seq: int, outcome: Outcome, *, historical: bool) -> list[Message]:
-        """The messages for an outcome, preceded by the model that it is from, when that has changed.
+        """The messages for an outcome, preceded by the model that it is from,
+        when that has changed.
 
         Totals are never historical: after the last historical outcome, send `totals`.
         """
-        time, messages = milliseconds(outcome.time), []
+        time = milliseconds(outcome.time)
+        messages = []
         if isinstance(outcome, Verdict):
-            model: dict[str, Value] = {"Properties/Bundle": outcome.bundle, "Properties/Model": outcome.model}
+            model: dict[str, Value] = {
+                "Properties/Bundle": outcome.bundle,
+                "Properties/Model": outcome.model,
+            }
             messages = self._model_messages(model, time)
         values = values_of(seq, outcome)
         self._device.update(values, time)
@@ -144,12 +164,16 @@ class EdgeNode:
         return [self._numbered("DDATA", self._changed_totals(now), now)] if self._unsent else []
 
     def deaths(self) -> list[Message]:
-        """The deaths of the device, if born, and of the node, before the connection is closed deliberately."""
+        """The deaths of the device, if born, and of the node,
+        before the connection is closed deliberately.
+        """
         device = [self._numbered("DDEATH", [], self._clock())] if self._born else []
         return [*device, self._death()]
 
     def interpret(self, topic: str, payload: bytes) -> Request:
-        """The request in a command or in the primary host's state; ValueError when it cannot be decoded."""
+        """The request in a command or in the primary host's state;
+        ValueError when it cannot be decoded.
+        """
         if topic == self.identity.topic("NCMD"):
             return Request.REBIRTH if REBIRTH in true_metrics(payload) else Request.NOTHING
         return (
@@ -162,7 +186,8 @@ class EdgeNode:
         if state.timestamp < self._host_time:
             raise ValueError(f"its timestamp {state.timestamp} is older than {self._host_time}")
         self._host_time = state.timestamp
-        before, self.host_online = self.host_online, state.online
+        before = self.host_online
+        self.host_online = state.online
         if before == state.online:
             return Request.NOTHING
         return Request.ONLINE if state.online else Request.OFFLINE
@@ -173,7 +198,11 @@ class EdgeNode:
         self._node.update(found, time)
         changed = {name: value for name, value in found.items() if self._node[name] != before[name]}
         return (
-            [self._numbered("NDATA", self._node.data(changed, time, historical=False), self._clock())]
+            [
+                self._numbered(
+                    "NDATA", self._node.data(changed, time, historical=False), self._clock()
+                )
+            ]
             if changed
             else []
         )
@@ -193,7 +222,8 @@ class EdgeNode:
         return metrics
 
     def _numbered(self, kind: str, metrics: list[Metric], now: int) -> Message:
-        seq, self._seq = self._seq, (self._seq + 1) % SEQUENCES
+        seq = self._seq
+        self._seq = (self._seq + 1) % SEQUENCES
         return Message(self.identity.topic(kind), encode(metrics, now, seq))
 
     def _death(self) -> Message:

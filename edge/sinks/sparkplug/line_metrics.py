@@ -56,7 +56,9 @@ DEVICE = {
 
 
 def milliseconds(time: str) -> int:
-    """An outcome's ISO 8601 time as Sparkplug has it: milliseconds since 1970, UTC. ValueError if it is not one."""
+    """An outcome's ISO 8601 time as Sparkplug has it: milliseconds since 1970,
+    UTC. ValueError if it is not one.
+    """
     return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
@@ -93,11 +95,9 @@ def totals_of(outcome: Outcome) -> list[str]:
     """The totals that an outcome adds one to."""
     match outcome:
         case Verdict():
-            return [
-                "Total/Verdicts",
-                *(["Total/Defects"] if outcome.defect else []),
-                *(["Total/Doubtful"] if outcome.doubts else []),
-            ]
+            defect_total = ["Total/Defects"] if outcome.defect else []
+            doubtful_total = ["Total/Doubtful"] if outcome.doubts else []
+            return ["Total/Verdicts", *defect_total, *doubtful_total]
         case Failure():
             return ["Total/Failures"]
         case Notice():
@@ -120,7 +120,10 @@ class MetricValues:
 
     def update(self, values: Mapping[str, Value], timestamp: int) -> None:
         """Set values, except those that have a later timestamp already."""
-        self.put({name: value for name, value in values.items() if timestamp >= self._timestamp(name)}, timestamp)
+        self.put(
+            {name: value for name, value in values.items() if timestamp >= self._timestamp(name)},
+            timestamp,
+        )
 
     def _timestamp(self, name: str) -> int:
         return self._latest[name][1] if name in self._latest else 0
@@ -133,9 +136,17 @@ class MetricValues:
             found.append(Metric(type_, value, timestamp, name, alias))
         return sorted(found, key=lambda metric: metric.timestamp)
 
-    def data(self, values: Mapping[str, Value], timestamp: int, *, historical: bool) -> list[Metric]:
+    def data(
+        self, values: Mapping[str, Value], timestamp: int, *, historical: bool
+    ) -> list[Metric]:
         """Some metrics by their aliases."""
         return [
-            Metric(self._table[name].type, value, timestamp, alias=self._table[name].alias, historical=historical)
+            Metric(
+                self._table[name].type,
+                value,
+                timestamp,
+                alias=self._table[name].alias,
+                historical=historical,
+            )
             for name, value in values.items()
         ]

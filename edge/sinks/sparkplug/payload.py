@@ -1,7 +1,7 @@
 """Sparkplug B payloads: Protocol Buffers, package org.eclipse.tahu.protobuf.
 
-The numbers are those of Eclipse Sparkplug 3.0.0, section 6.4. What we neither write nor read (templates, data sets,
-property sets) is left out; a parser skips it.
+The numbers are those of Eclipse Sparkplug 3.0.0, section 6.4. What we neither write nor read
+(templates, data sets, property sets) is left out; a parser skips it.
 """
 
 import math
@@ -16,7 +16,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 PACKAGE = "org.eclipse.tahu.protobuf"
 MAX_BYTES = 1 << 16  # of a payload that is decoded
-_MAX_TEXT = 1000  # characters: a broker that accepts no larger message would end the connection, every time
+# characters: a broker that accepts no larger message would end the connection, every time
+_MAX_TEXT = 1000
 _WRAP = 1 << 64
 _METRIC = f".{PACKAGE}.Payload.Metric"
 
@@ -56,7 +57,10 @@ class Type(IntEnum):
 
 
 class Metric(NamedTuple):
-    """One value at one moment. A birth gives its name and datatype, later messages its alias alone."""
+    """One value at one moment.
+
+    A birth gives its name and datatype, later messages its alias alone.
+    """
 
     type: Type
     value: Value
@@ -67,10 +71,11 @@ class Metric(NamedTuple):
 
 
 def encode(metrics: Iterable[Metric], timestamp: int, seq: int | None) -> bytes:
-    """The payload's bytes; `timestamp` is when it is sent, in milliseconds since 1970, `seq` 0..255.
+    """The payload's bytes; `timestamp` is when it is sent, in milliseconds since 1970,
+    `seq` 0..255.
 
-    TypeError for a value that is not of its metric's type. NaN and infinity are sent as null, texts are cut to 1000
-    characters.
+    TypeError for a value that is not of its metric's type. NaN and infinity are sent as null, texts
+    are cut to 1000 characters.
     """
     payload = _PAYLOAD(timestamp=timestamp)
     if seq is not None:
@@ -81,12 +86,16 @@ def encode(metrics: Iterable[Metric], timestamp: int, seq: int | None) -> bytes:
 
 
 def true_metrics(data: bytes) -> set[str]:
-    """The names of the boolean metrics that a command sets to true; ValueError when it is not a payload."""
+    """The names of the boolean metrics that a command sets to true;
+    ValueError when it is not a payload.
+    """
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes")
     try:
         metrics = _PAYLOAD.FromString(data).metrics
-        return {each.name for each in metrics if each.HasField("boolean_value") and each.boolean_value}
+        return {
+            each.name for each in metrics if each.HasField("boolean_value") and each.boolean_value
+        }
     except DecodeError as error:
         raise ValueError(str(error)) from error
 
@@ -96,7 +105,8 @@ def _write_metric(wire: Any, metric: Metric) -> None:
     if metric.alias is not None:
         wire.alias = metric.alias
     if metric.name is not None:
-        wire.name, wire.datatype = metric.name, int(metric.type)
+        wire.name = metric.name
+        wire.datatype = int(metric.type)
     if metric.historical:
         wire.is_historical = True
     match metric.type, metric.value:
@@ -126,12 +136,23 @@ def _message_class() -> Any:
     metric.oneof_decl.add(name="value")
     for name, (number, kind) in _PAYLOAD_FIELDS.items():
         repeated = name == "metrics"
-        label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
-        payload.field.add(name=name, number=number, type=kind, label=label, type_name=_METRIC if repeated else None)
+        label = (
+            FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
+        )
+        type_name = _METRIC if repeated else None
+        payload.field.add(name=name, number=number, type=kind, label=label, type_name=type_name)
     for name, (number, kind) in _METRIC_FIELDS.items():
-        metric.field.add(name=name, number=number, type=kind, label=FieldDescriptorProto.LABEL_OPTIONAL)
+        metric.field.add(
+            name=name, number=number, type=kind, label=FieldDescriptorProto.LABEL_OPTIONAL
+        )
     for name, (number, kind) in _VALUE_FIELDS.items():
-        metric.field.add(name=name, number=number, type=kind, label=FieldDescriptorProto.LABEL_OPTIONAL, oneof_index=0)
+        metric.field.add(
+            name=name,
+            number=number,
+            type=kind,
+            label=FieldDescriptorProto.LABEL_OPTIONAL,
+            oneof_index=0,
+        )
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Payload"))

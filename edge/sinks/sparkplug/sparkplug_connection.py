@@ -1,7 +1,7 @@
 """One MQTT connection of an edge node, with the death certificate that belongs to it.
 
-MQTT 3.1.1: DISCONNECT withdraws the will, so a death is published once, by whoever notices it first. A lost connection
-is not restored: the next one needs another certificate.
+MQTT 3.1.1: DISCONNECT withdraws the will, so a death is published once, by whoever notices it
+first. A lost connection is not restored: the next one needs another certificate.
 """
 
 import threading
@@ -22,9 +22,12 @@ _KEEP_ALIVE = 20  # seconds
 
 
 class Connection:
-    """A connection that the broker has accepted, and its subscriptions. `lost` is set when it ends, whoever ends it.
+    """A connection that the broker has accepted, and its subscriptions.
 
-    `on_message` and `on_end` are called in the connection's own thread: with each message, and when it has ended.
+    `lost` is set when it ends, whoever ends it.
+
+    `on_message` and `on_end` are called in the connection's own thread: with each message, and when
+    it has ended.
     """
 
     def __init__(
@@ -38,16 +41,21 @@ class Connection:
     ) -> None:
         """`certify` gives the will of the CONNECT packet that is about to be sent.
 
-        BrokerError when the broker cannot be reached, or refuses the connection or the subscriptions.
+        BrokerError when the broker cannot be reached, or refuses the connection or the
+        subscriptions.
         """
         self.lost = threading.Event()
-        self._on_host_message, self._on_end = on_message, on_end
+        self._on_host_message = on_message
+        self._on_end = on_end
         self._subscribed = threading.Event()
         self._refusals: list[str] = []
-        self._client = client = PahoClient(endpoint, client_id, MQTT311, persistent=False, reconnects=False)
+        self._client = client = PahoClient(
+            endpoint, client_id, MQTT311, persistent=False, reconnects=False
+        )
         client.suppress_exceptions = True  # a topic that is not UTF-8 must not end paho's thread
         client.username_pw_set(endpoint.username, endpoint.password)
-        self._certify, self._paho_on_socket_open = certify, client.on_socket_open
+        self._certify = certify
+        self._paho_on_socket_open = client.on_socket_open
         client.on_socket_open = self._on_socket_open
         client.on_message = self._on_message
         client.on_subscribe = self._on_subscribe
@@ -65,11 +73,15 @@ class Connection:
             )
 
     def publish(self, message: Message) -> paho.MQTTMessageInfo:
-        """Hand a message to the connection's thread; it is written unless the connection is lost."""
+        """Hand a message to the connection's thread;
+        it is written unless the connection is lost.
+        """
         return self._client.publish(message.topic, message.payload, message.qos)
 
     def close(self, last: Sequence[Message]) -> None:
-        """Publish the last messages, wait for their acknowledgement, and disconnect; within seconds."""
+        """Publish the last messages, wait for their acknowledgement, and disconnect;
+        within seconds.
+        """
         if self.lost.is_set():
             return
         infos = [self.publish(message) for message in last]
@@ -88,7 +100,9 @@ class Connection:
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         self._on_host_message(self, message.topic, bytes(message.payload))
 
-    def _on_subscribe(self, _client: paho.Client, _data: object, _mid: int, reasons: list[Any], _: object) -> None:
+    def _on_subscribe(
+        self, _client: paho.Client, _data: object, _mid: int, reasons: list[Any], _: object
+    ) -> None:
         self._refusals += [str(reason) for reason in reasons if reason.is_failure]
         self._subscribed.set()
 

@@ -1,8 +1,9 @@
-"""Sink for a Sparkplug host: births, rebirths and deaths of the edge node, and the data between them.
+"""Sink for a Sparkplug host: births, rebirths and deaths of the edge node,
+and the data between them.
 
-Sparkplug requires QoS 0 for data, which nobody acknowledges. The node therefore subscribes to what it publishes, and
-an outcome counts as delivered once the broker has sent it back. That also reveals an access list that lets the node
-connect but drops its messages.
+Sparkplug requires QoS 0 for data, which nobody acknowledges. The node therefore subscribes to what
+it publishes, and an outcome counts as delivered once the broker has sent it back. That also reveals
+an access list that lets the node connect but drops its messages.
 """
 
 import logging
@@ -33,22 +34,35 @@ _log = logging.getLogger(__name__)
 
 
 def open_sink(settings: Settings, line: str, folder: Path) -> "Sparkplug":
-    """The sink of these settings, with its state in `folder`; UsageError when a name or a file cannot be used."""
+    """The sink of these settings, with its state in `folder`;
+    UsageError when a name or a file cannot be used.
+    """
     endpoint = settings.endpoint()
-    identity = Identity(settings.group, settings.node or line, settings.device, settings.host).check()
+    identity = Identity(
+        settings.group, settings.node or line, settings.device, settings.host
+    ).check()
     return Sparkplug(endpoint, identity, BirthState(folder, endpoint, identity))
 
 
 class Sparkplug:
     """Publishes outcomes as DDATA.
 
-    From the first `deliver` on a thread maintains the connection, whether there are outcomes or not.
+    From the first `deliver` on a thread maintains the connection, whether there are outcomes or
+    not.
     """
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, state: BirthState, echo: float = 10.0) -> None:
+    def __init__(
+        self, endpoint: Endpoint, identity: Identity, state: BirthState, echo: float = 10.0
+    ) -> None:
         """`echo`: seconds in which what was published comes back."""
-        self.name = f"sparkplug:{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}/{identity.device}"
-        self._endpoint, self._identity, self._birth_state, self._echo = endpoint, identity, state, echo
+        self.name = (
+            f"sparkplug:{endpoint.host}:{endpoint.port}/{identity.group}/"
+            f"{identity.node}/{identity.device}"
+        )
+        self._endpoint = endpoint
+        self._identity = identity
+        self._birth_state = state
+        self._echo = echo
         self._node = EdgeNode(identity, version("edge-node"), lambda: time.time_ns() // 1_000_000)
         self._changed = threading.Condition()  # guards all below, and the node
         self._connection: Connection | None = None
@@ -61,11 +75,14 @@ class Sparkplug:
         self._has_warned = False  # of an unreadable message on this connection
         self._closing = False
         self._published = -1  # the latest outcome
-        self._unseen: dict[bytes, int] = {}  # messages that have not come back -> the outcome that each is of
+        # messages that have not come back -> the outcome that each is of
+        self._unseen: dict[bytes, int] = {}
         self._thread = threading.Thread(target=self._run, name="sparkplug", daemon=True)
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """Publish outcomes and wait for them to come back; SinkDown with the number of those that did in a row."""
+        """Publish outcomes and wait for them to come back;
+        SinkDown with the number of those that did in a row.
+        """
         if not self._thread.ident:
             self._thread.start()
         for start in range(0, max(len(items), 1), _WINDOW):
@@ -86,8 +103,11 @@ class Sparkplug:
                 raise SinkDown(self._why or f"{self._endpoint} has not answered yet", before)
             for item in items:
                 self._publish(connection, item)
-            self._changed.wait_for(lambda: not self._unseen or connection is not self._connection, self._echo)
-            missing, self._unseen = set(self._unseen.values()), {}
+            self._changed.wait_for(
+                lambda: not self._unseen or connection is not self._connection, self._echo
+            )
+            missing = set(self._unseen.values())
+            self._unseen = {}
             if missing:
                 done = next(number for number, item in enumerate(items) if item.seq in missing)
                 why = f"{self._endpoint} sends nothing back" if self._is_born else self._why
@@ -109,7 +129,9 @@ class Sparkplug:
         while not self._closing:
             failures = 0 if self._session() else failures + 1
             with self._changed:
-                self._changed.wait_for(lambda: self._closing, _DELAYS[min(failures, len(_DELAYS) - 1)])
+                self._changed.wait_for(
+                    lambda: self._closing, _DELAYS[min(failures, len(_DELAYS) - 1)]
+                )
 
     def _session(self) -> bool:
         """One connection from its beginning to its end; whether its births came back."""
@@ -134,7 +156,8 @@ class Sparkplug:
             if self._node.host_online:
                 self._publish_births(connection)
             was_born = self._wait_for_end(connection)
-            self._is_born, self._connection = False, None
+            self._is_born = False
+            self._connection = None
             self._changed.notify_all()
             last = self._node.deaths()
         connection.close(last)
@@ -161,8 +184,9 @@ class Sparkplug:
             self._fail(f"the primary host {self._identity.host} has gone offline")
         elif self._births and not was_born and not self._closing:
             self._fail(
-                f"{self._endpoint} does not send back the births of {self._identity.group}/{self._identity.node}: "
-                "its access list may not let this user write and read them"
+                f"{self._endpoint} does not send back the births of "
+                f"{self._identity.group}/{self._identity.node}: its access list may not let this "
+                "user write and read them"
             )
         elif connection.lost.is_set():
             self._fail(f"the connection to {self._endpoint} is lost")
@@ -181,7 +205,11 @@ class Sparkplug:
         with self._changed:
             if payload in self._unseen_births:
                 self._unseen_births.discard(payload)
-                self._is_born |= not self._unseen_births and connection is self._connection and not self._is_host_gone
+                self._is_born |= (
+                    not self._unseen_births
+                    and connection is self._connection
+                    and not self._is_host_gone
+                )
             elif self._unseen.pop(payload, None) is None:
                 self._handle_foreign(connection, topic, payload)
             self._changed.notify_all()
@@ -200,7 +228,8 @@ class Sparkplug:
         if connection is not self._connection:
             return  # not in use yet: its session checks the host's state itself
         if request is Request.OFFLINE:
-            self._is_born, self._is_host_gone = False, True
+            self._is_born = False
+            self._is_host_gone = True
         elif request is Request.ONLINE or (
             request is Request.REBIRTH and self._births and not self._is_awaiting_births()
         ):

@@ -18,9 +18,17 @@ _SEEDS = range(1000, 1010)  # of the comparison
 
 
 def train(
-    source: TimingSource, curve: Curve, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report
+    source: TimingSource,
+    curve: Curve,
+    iterations: int,
+    rounds: int,
+    steps: int,
+    seed: int,
+    out: Path,
+    report: Report,
 ) -> dict[str, Summary]:
-    """Write the agent to `out`, its checkpoint beside it; return each policy's means, the best reward first.
+    """Write the agent to `out`, its checkpoint beside it; return each policy's means,
+    the best reward first.
 
     Timings are drawn from `source`, accuracy follows `curve`.
 
@@ -41,5 +49,7 @@ def table(found: Mapping[str, Summary], console: Console) -> None:
         shown.add_column(column, justify="left" if column == "who decides" else "right")
     for name, each in found.items():
         numbers = (each.iterations, each.latency, each.disparity, each.accuracy, each.reward)
-        shown.add_row(name, *(f"{number:.3f}" for number in numbers), style="bold" if name == "agent" else "")
+        shown.add_row(
+            name, *(f"{number:.3f}" for number in numbers), style="bold" if name == "agent" else ""
+        )
     console.print(shown)

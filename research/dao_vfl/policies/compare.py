@@ -1,4 +1,7 @@
-"""Comparison of policies on the same timings: latency, accuracy and reward (paper, Figs. 8 to 10)."""
+"""Comparison of policies on the same timings: latency, accuracy and reward (paper, Figs.
+
+8 to 10).
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -31,10 +34,11 @@ class Trajectory(NamedTuple):
 
 
 def trajectories(game: Game, policies: Mapping[str, Policy], seed: int) -> dict[str, Trajectory]:
-    """One episode of each policy, all with the same timings: those of `LineEnv`'s first episode with this seed.
+    """One episode of each policy, all with the same timings:
+    those of `LineEnv`'s first episode with this seed.
 
-    Policies may remember: a new one for each call is safe. Averages over rounds, as in Figs. 9 (c) and 10 (c), are
-    `np.cumsum(trajectory.latency) / np.arange(1, T + 1)`.
+    Policies may remember: a new one for each call is safe. Averages over rounds, as in Figs. 9 (c)
+    and 10 (c), are `np.cumsum(trajectory.latency) / np.arange(1, T + 1)`.
     """
     timings = game.source.sample(game.rounds, seed, 0)
     return {name: episode(game, policy, timings) for name, policy in policies.items()}
@@ -66,11 +70,15 @@ class Summary(NamedTuple):
     reward: float
 
 
-def summary(game: Game, policies: Mapping[str, Callable[[], Policy]], seeds: Iterable[int]) -> dict[str, Summary]:
+def summary(
+    game: Game, policies: Mapping[str, Callable[[], Policy]], seeds: Iterable[int]
+) -> dict[str, Summary]:
     """Policies on the same seeds, the best reward first; each is made anew for each seed."""
     found: dict[str, list[list[float]]] = {name: [] for name in policies}
     for seed in seeds:
-        for name, each in trajectories(game, {name: make() for name, make in policies.items()}, seed).items():
+        for name, each in trajectories(
+            game, {name: make() for name, make in policies.items()}, seed
+        ).items():
             parts = (each.iterations, each.latency, each.disparity, each.accuracy, each.reward)
             found[name].append([float(part.mean()) for part in parts])
     means = {name: Summary(*map(float, np.mean(rows, axis=0))) for name, rows in found.items()}

@@ -1,4 +1,7 @@
-"""A vertical federation as a gymnasium environment: an agent decides E_{t,k} and is rewarded by eq. 19."""
+"""A vertical federation as a gymnasium environment: an agent decides E_{t,k} and is rewarded by eq.
+
+19.
+"""
 
 from typing import Any
 
@@ -25,7 +28,9 @@ class LineEnv(gymnasium.Env):  # type: ignore[misc]
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (3 * sensors + 1,), np.float32)
         self.action_space = gymnasium.spaces.MultiDiscrete([game.iterations] * sensors)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[State, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[State, dict[str, Any]]:
         """The next episode; with a seed, the first of that seed."""
         super().reset(seed=seed, options=options)
         if seed is not None:

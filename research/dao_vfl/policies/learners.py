@@ -1,4 +1,6 @@
-"""Effects of decisions on accuracy: a surrogate for millions of steps, or a real federation in this process."""
+"""Effects of decisions on accuracy: a surrogate for millions of steps,
+or a real federation in this process.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +11,8 @@ from research.dao_vfl.policies.learning_curve import Curve
 from trainer.vfl.policies.latency import Ints
 from trainer.vfl.simulation import Simulation
 
-Learner = Callable[[Ints], float]  # E of the next round [K] -> accuracy after it, on validation data
+# E of the next round [K] -> accuracy after it, on validation data
+Learner = Callable[[Ints], float]
 
 
 class Surrogate:
@@ -25,7 +28,9 @@ class Surrogate:
 
 
 class Played:
-    """A real federation's accuracy on validation products, which are in none of its rounds nor in the test."""
+    """A real federation's accuracy on validation products,
+    which are in none of its rounds nor in the test.
+    """
 
     def __init__(self, simulation: Simulation, samples: Sequence[Tensor], labels: Tensor):
         self._simulation, self._samples, self._labels = simulation, samples, labels
@@ -38,7 +43,9 @@ class Played:
 
 
 def accuracy(simulation: Simulation, samples: Sequence[Tensor], labels: Tensor) -> float:
-    """Share of right classes; where the mean is the result, 1 - RMSE / (C - 1) in steps of the C classes."""
+    """Share of right classes; where the mean is the result, 1 - RMSE /
+    (C - 1) in steps of the C classes.
+    """
     logits = simulation.predict(samples)
     if simulation.spec.reading == "class":
         return float((logits.argmax(1) == labels).double().mean())

@@ -1,7 +1,9 @@
-"""The best decisions where the learning curve and the distribution of timings are known: a bound for every rule.
+"""The best decisions where the learning curve and the distribution of timings are known:
+a bound for every rule.
 
-Timings are drawn anew in each round, so a round's state is the progress so far: backward dynamic programming finds the
-greatest expected sum of rewards. For each timing only the cheapest decision of every amount of progress counts.
+Timings are drawn anew in each round, so a round's state is the progress so far: backward dynamic
+programming finds the greatest expected sum of rewards. For each timing only the cheapest decision
+of every amount of progress counts.
 """
 
 from itertools import product
@@ -18,18 +20,29 @@ _TIMINGS, _GRID = 128, 400  # timings that stand for the distribution; points of
 
 
 class Optimum:
-    """`best`: the sum of rewards of all rounds; `myopic`: of each round by itself (`foresight` False)."""
+    """`best`: the sum of rewards of all rounds; `myopic`: of each round by itself
+    (`foresight` False).
+    """
 
     def __init__(
-        self, iterations: int, curve: Curve, weights: Weights, source: TimingSource, rounds: int, foresight: bool = True
+        self,
+        iterations: int,
+        curve: Curve,
+        weights: Weights,
+        source: TimingSource,
+        rounds: int,
+        foresight: bool = True,
     ):
         if iterations**source.sensors > _MOST:
             raise UsageError(
-                f"{iterations} iterations of {source.sensors} sensors are too many decisions to try them all",
+                f"{iterations} iterations of {source.sensors} sensors are too many decisions to "
+                "try them all",
                 f"take fewer of either: {_MOST} decisions at most",
             )
         self._curve, self._weights = curve, weights
-        self._decisions = np.array(list(product(range(1, iterations + 1), repeat=source.sensors)), np.int64)
+        self._decisions = np.array(
+            list(product(range(1, iterations + 1), repeat=source.sensors)), np.int64
+        )
         self._steps, self._uneven = curve.step(self._decisions), disparity(self._decisions)
         self._amounts, self._place = np.unique(self._steps.round(1), return_inverse=True)
         self._grid = np.linspace(0, iterations * rounds, _GRID)
@@ -42,7 +55,9 @@ class Optimum:
         """Decide; round 1 begins anew."""
         if round_ == 1:
             self._progress = 0.0
-        value = self._value(self._progress + self._steps, min(round_, len(self._later) - 1)) - self._cost(timing)
+        value = self._value(
+            self._progress + self._steps, min(round_, len(self._later) - 1)
+        ) - self._cost(timing)
         chosen = int(value.argmax())
         self._progress += float(self._steps[chosen])
         return np.asarray(self._decisions[chosen])

@@ -1,10 +1,11 @@
 """PPO (paper VI, Algorithm 2) by stable-baselines3, and the trained actor as an ONNX graph.
 
-Actor and critic have three layers of 64 and learning rates of their own, as printed. What the paper does not state is
-our choice: rollouts of 8 environments x 256 rounds (`Rollout`), 10 epochs over batches of 64, clipping at 0.2, GAE
-0.98, tanh between layers, and no discount: an episode is a finite sum, and an iteration pays off a hundred rounds
-later. Rewards are told relative to those of one iteration each in the same episode: that changes no optimum, and takes
-away what no decision changes.
+Actor and critic have three layers of 64 and learning rates of their own, as printed. What the paper
+does not state is our choice: rollouts of 8 environments x 256 rounds (`Rollout`), 10 epochs over
+batches of 64, clipping at 0.2, GAE 0.98, tanh between layers, and no discount: an episode is a
+finite sum, and an iteration pays off a hundred rounds later. Rewards are told relative to those of
+one iteration each in the same episode: that changes no optimum, and takes away what no decision
+changes.
 """
 
 import json
@@ -34,7 +35,8 @@ from trainer.vfl.policies.policy import Timing
 ACTOR, CRITIC = 1e-4, 1e-3  # Adam's learning rates (paper VII-C)
 _LAYERS = [64, 64, 64]
 
-Report = Callable[[int, float], None]  # steps so far, mean reward of a round over that of one iteration each
+# steps so far, mean reward of a round over that of one iteration each
+Report = Callable[[int, float], None]
 
 
 class Rollout(NamedTuple):
@@ -67,9 +69,18 @@ def agent(game: Game, seed: int, rollout: Rollout = Rollout()) -> Agent:  # noqa
     """One that has learnt nothing."""
     environments = _environments(game, seed, rollout.environments)
     return Agent(
-        TwoRates, environments, n_steps=rollout.rounds, batch_size=64, n_epochs=10, gamma=1.0, gae_lambda=0.98,
-        clip_range=0.2, seed=seed, device="cpu", policy_kwargs={"net_arch": {"pi": _LAYERS, "vf": _LAYERS}},
-    )  # fmt: skip
+        TwoRates,
+        environments,
+        n_steps=rollout.rounds,
+        batch_size=64,
+        n_epochs=10,
+        gamma=1.0,
+        gae_lambda=0.98,
+        clip_range=0.2,
+        seed=seed,
+        device="cpu",
+        policy_kwargs={"net_arch": {"pi": _LAYERS, "vf": _LAYERS}},
+    )
 
 
 def learn(
@@ -80,9 +91,11 @@ def learn(
     report: Report,
     rollout: Rollout = Rollout(),  # noqa: B008
 ) -> Agent:
-    """Train until so many rounds have been played in all; goes on from the checkpoint if there is one.
+    """Train until so many rounds have been played in all;
+    goes on from the checkpoint if there is one.
 
-    A training that was interrupted goes on with fresh random numbers: it ends well, but not with the same bytes.
+    A training that was interrupted goes on with fresh random numbers: it ends well, but not with
+    the same bytes.
 
     Raises:
         UsageError: the checkpoint is of an agent for another number of sensors or iterations.
@@ -92,8 +105,10 @@ def learn(
         most = trained.action_space.nvec.tolist()
         if most != game.source.sensors * [game.iterations]:
             raise UsageError(
-                f"the training in {checkpoint} is of an agent for {len(most)} sensors and up to {most[0]} iterations",
-                f"write --sensors {len(most)} --iterations {most[0]} to go on with it, or another --out to begin anew",
+                f"the training in {checkpoint} is of an agent for {len(most)} sensors and up to "
+                f"{most[0]} iterations",
+                f"write --sensors {len(most)} --iterations {most[0]} to go on with it, or "
+                "another --out to begin anew",
             )
         environments = _environments(game, seed, rollout.environments, trained.num_timesteps)
         trained = Agent.load(checkpoint, environments, device="cpu", n_steps=rollout.rounds)
@@ -157,12 +172,16 @@ class Learnt:
 
     def __call__(self, timing: Timing, round_: int) -> Ints:
         """Decide."""
-        action, _ = self._agent.predict(self._game.state(np.stack(timing), round_), deterministic=True)
+        action, _ = self._agent.predict(
+            self._game.state(np.stack(timing), round_), deterministic=True
+        )
         return np.asarray(action, np.int64) + 1
 
 
 class Graph(nn.Module):
-    """Timings in seconds -> decision: what `Game.state` does, then the actor, then the most probable actions."""
+    """Timings in seconds -> decision: what `Game.state` does, then the actor,
+    then the most probable actions.
+    """
 
     low: Tensor
     span: Tensor
@@ -173,7 +192,9 @@ class Graph(nn.Module):
         self.register_buffer("low", low)
         self.register_buffer("span", (high - low).clamp(min=1e-12))
         self._rounds, self._most = game.rounds, game.iterations
-        self._actor = nn.Sequential(trained.policy.mlp_extractor.policy_net, trained.policy.action_net)
+        self._actor = nn.Sequential(
+            trained.policy.mlp_extractor.policy_net, trained.policy.action_net
+        )
 
     def forward(self, timing: Tensor, round_: Tensor) -> Tensor:
         """[3, K] float64 seconds, int64 [1] -> E int64 [K]."""
@@ -185,7 +206,11 @@ class Graph(nn.Module):
         """What `Game.state` gives, float32 [3 K + 1]."""
         known = torch.stack([timing[0], timing[1], 1 / timing[2]])
         clock = ((round_ - 1) % self._rounds) / self._rounds
-        return torch.cat([((known - self.low) / self.span).flatten(), clock.double()]).clamp(0, 1).float()
+        return (
+            torch.cat([((known - self.low) / self.span).flatten(), clock.double()])
+            .clamp(0, 1)
+            .float()
+        )
 
 
 def export(trained: Agent, game: Game, path: Path) -> None:
@@ -195,14 +220,23 @@ def export(trained: Agent, game: Game, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside the exporter, of no use to a user
         program: Any = torch.onnx.export(
-            graph, example, input_names=["timing", "round"], output_names=["iterations"], dynamo=True, verbose=False
+            graph,
+            example,
+            input_names=["timing", "round"],
+            output_names=["iterations"],
+            dynamo=True,
+            verbose=False,
         )
     model: onnx.ModelProto = program.model_proto
     low, high = game.source.ranges
     facts = {
-        "sensors": game.source.sensors, "iterations": game.iterations, "rounds": game.rounds,
-        "steps": trained.num_timesteps, "low": low.tolist(), "high": high.tolist(),
-    }  # fmt: skip
+        "sensors": game.source.sensors,
+        "iterations": game.iterations,
+        "rounds": game.rounds,
+        "steps": trained.num_timesteps,
+        "low": low.tolist(),
+        "high": high.tolist(),
+    }
     onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in facts.items()})
     partial = path.with_suffix(".part")
     partial.write_bytes(model.SerializeToString())

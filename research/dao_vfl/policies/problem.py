@@ -24,7 +24,9 @@ class Game(NamedTuple):
     learner: Callable[[], Learner]  # of a new federation
 
     def state(self, timings: Floats, round_: int) -> NDArray[np.float32]:
-        """Eq. 17, float32 [3 K + 1], each in [0, 1]: collection, communication, frequency (1/s of iterations), t."""
+        """Eq. 17, float32 [3 K + 1], each in [0, 1]: collection, communication, frequency
+        (1/s of iterations), t.
+        """
         low, high = bounds(self.source)
         known = np.stack([timings[0], timings[1], 1 / timings[2]])
         scaled = (known - low) / np.maximum(high - low, 1e-12)
@@ -50,13 +52,17 @@ def surrogate(source: TimingSource, iterations: int, rounds: int, curve: Curve) 
 
 
 def balanced(source: TimingSource, iterations: int, rounds: int, curve: Curve) -> Weights:
-    """alpha1 to alpha3, which the paper does not state, so that no part of a reward drowns the others.
+    """alpha1 to alpha3, which the paper does not state,
+    so that no part of a reward drowns the others.
 
-    The mean latency of HO costs 1, the disparity of HE costs UNEVEN; and the accuracy that all rounds with E_max gain
-    over all with one iteration is worth the latency that they cost more: neither extreme is better than the other.
+    The mean latency of HO costs 1, the disparity of HE costs UNEVEN; and the accuracy that all
+    rounds with E_max gain over all with one iteration is worth the latency that they cost more:
+    neither extreme is better than the other.
     """
     sensors, timings = source.sensors, source.sample(_SAMPLE, 0, -1)
-    least, full = (float(latencies(timings, count * ones(sensors)).mean()) for count in (1, iterations))
+    least, full = (
+        float(latencies(timings, count * ones(sensors)).mean()) for count in (1, iterations)
+    )
     latency = 1 / full
     played = np.arange(1.0, rounds + 1)
     gained = float((curve(iterations * played) - curve(played)).mean())

@@ -30,7 +30,9 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_serves_until_it_is_stopped(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedded, "STOP_TIMEOUT", 60.0)  # a busy machine may take long to end it
     assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
     inbox: queue.Queue[object] = queue.Queue()
@@ -46,7 +48,9 @@ def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker, monkeypatch: pyte
 def test_it_listens_to_this_machine_only(broker: EmbeddedBroker) -> None:
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     lines += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
-    listening = {line[1] for line in lines if line[3] == "0A" and line[1].endswith(f":{broker.port:04X}")}
+    listening = {
+        line[1] for line in lines if line[3] == "0A" and line[1].endswith(f":{broker.port:04X}")
+    }
     assert listening == {f"0100007F:{broker.port:04X}"}
 
 
@@ -64,7 +68,9 @@ def test_it_says_nothing_on_the_terminal_and_keeps_its_log_in_the_folder(
 
 
 @KINDS
-def test_clients_that_connect_and_subscribe_all_at_once_are_all_served(kind: str, tmp_path: Path) -> None:
+def test_clients_that_connect_and_subscribe_all_at_once_are_all_served(
+    kind: str, tmp_path: Path
+) -> None:
     with start_broker(tmp_path, kind=kind) as broker, contextlib.ExitStack() as stack:
         endpoint = Endpoint.parse(broker.url)
 
@@ -75,7 +81,8 @@ def test_clients_that_connect_and_subscribe_all_at_once_are_all_served(kind: str
                 client.subscribe(topic, qos=1)
             return client, inbox
 
-        # amqtt goes through all filters and retained messages for each new client, and lets others in meanwhile.
+        # amqtt goes through all filters and retained messages for each new client, and lets others
+        # in meanwhile.
         retained = [f"retained/{number}" for number in range(20)]
         speaker, heard = make_client("speaker", retained)
         stack.enter_context(speaker)
@@ -85,7 +92,9 @@ def test_clients_that_connect_and_subscribe_all_at_once_are_all_served(kind: str
             wait_for_delivery(heard)
 
         clients = [make_client(f"client-{number}", [f"own/{number}"]) for number in range(30)]
-        threads = [threading.Thread(target=stack.enter_context, args=(client,)) for client, _ in clients]
+        threads = [
+            threading.Thread(target=stack.enter_context, args=(client,)) for client, _ in clients
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -106,12 +115,17 @@ def wait_for_delivery(inbox: queue.Queue[object]) -> Delivery:
 
 @KINDS
 def test_a_taken_port_is_named(kind: str, tmp_path: Path) -> None:
-    with start_broker(tmp_path / "other") as other, pytest.raises(EdgeNodeError, match=f"{other.port}.*in use"):
+    with (
+        start_broker(tmp_path / "other") as other,
+        pytest.raises(EdgeNodeError, match=f"{other.port}.*in use"),
+    ):
         start_broker(tmp_path, port=other.port, kind=kind)
 
 
 def test_a_broker_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    with pytest.raises(EdgeNodeError, match=r"(?s)mosquitto.*did not start.*Invalid max_packet_size") as caught:
+    with pytest.raises(
+        EdgeNodeError, match=r"(?s)mosquitto.*did not start.*Invalid max_packet_size"
+    ) as caught:
         start_broker(tmp_path, kind="mosquitto", max_packet=5)
     assert str(tmp_path / "broker.log") in caught.value.remedy
 
@@ -131,13 +145,21 @@ def test_without_mosquitto_it_is_amqtt_unless_mosquitto_was_asked_for(
         start_broker(tmp_path, kind="mosquitto")
 
 
-def test_mosquitto_does_not_drop_what_waits_for_a_client_that_is_away(mosquitto: EmbeddedBroker) -> None:
+def test_mosquitto_does_not_drop_what_waits_for_a_client_that_is_away(
+    mosquitto: EmbeddedBroker,
+) -> None:
     endpoint = Endpoint.parse(mosquitto.url)
     inbox: queue.Queue[object] = queue.Queue()
     with MqttClient(endpoint, "away", inbox=inbox, persistent=True) as mqtt:
         mqtt.subscribe("news")
         mqtt.publish("news", b"the session stands")
-        mqtt.ack(next(event for event in iter(lambda: inbox.get(timeout=60), None) if isinstance(event, Delivery)))
+        mqtt.ack(
+            next(
+                event
+                for event in iter(lambda: inbox.get(timeout=60), None)
+                if isinstance(event, Delivery)
+            )
+        )
     with MqttClient(endpoint, "sender", inbox=queue.Queue(), persistent=False) as sender:
         for number in range(3000):
             sender.publish("news", str(number).encode())
@@ -158,7 +180,8 @@ PARENT = """
 import signal, subprocess, sys, time
 from pathlib import Path
 from broker_config.broker.embedded import start_broker
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+signal.signal(signal.SIGINT, \
+signal.default_int_handler)  # a shell's background jobs start with it ignored
 broker = start_broker(Path(sys.argv[1]), kind=sys.argv[2])
 try:
     print(broker.port, flush=True)
@@ -198,7 +221,9 @@ def test_ctrl_c_does_not_reach_it(kind: str, tmp_path: Path) -> None:
     assert parent.stdout
     broker = psutil.Process(parent.pid).children(recursive=True)
     assert broker
-    assert parent.pid not in {os.getpgid(each.pid) for each in broker}, "the terminal's signals go to a group"
+    assert parent.pid not in {os.getpgid(each.pid) for each in broker}, (
+        "the terminal's signals go to a group"
+    )
     os.killpg(parent.pid, signal.SIGINT)
     assert parent.stdout.readline() == "interrupted\n"
     assert accepts(port)
@@ -209,18 +234,23 @@ def test_ctrl_c_does_not_reach_it(kind: str, tmp_path: Path) -> None:
 
 
 @KINDS
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process that its parent died"
+)
 def test_it_dies_with_its_keeper(kind: str, tmp_path: Path) -> None:
     with start_broker(tmp_path, kind=kind) as broker:
         broker.process.kill()
         wait_until(lambda: not accepts(broker.port))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process that its parent died"
+)
 def test_a_supervisor_that_is_killed_as_it_starts_its_command_leaves_none() -> None:
     for _ in range(20):  # about every fourth meets the moment before the child asks to die with it
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "broker_config.broker.supervisor", "sleep", "60"], stdin=subprocess.PIPE
+            [sys.executable, "-m", "broker_config.broker.supervisor", "sleep", "60"],
+            stdin=subprocess.PIPE,
         )
         children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
         while not (child := children.read_text()):
@@ -237,7 +267,9 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_it_outlives_the_thread_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_outlives_the_thread_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedded, "STOP_TIMEOUT", 60.0)  # a busy machine may take long to end it
     started: list[EmbeddedBroker] = []
     thread = threading.Thread(target=lambda: started.append(start_broker(tmp_path)))

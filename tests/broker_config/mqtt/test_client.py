@@ -38,7 +38,9 @@ Inbox = queue.Queue[Any]
 def client_to(
     url: str, name: str = "me", *, persistent: bool = False, inbox: Inbox | None = None, **more: Any
 ) -> MqttClient:
-    return MqttClient(Endpoint.parse(url), name, inbox=inbox or queue.Queue(), persistent=persistent, **more)
+    return MqttClient(
+        Endpoint.parse(url), name, inbox=inbox or queue.Queue(), persistent=persistent, **more
+    )
 
 
 def expect(inbox: Inbox, kind: type = Delivery) -> Any:
@@ -54,7 +56,10 @@ def expect(inbox: Inbox, kind: type = Delivery) -> Any:
 def test_the_newest_version_that_the_broker_speaks_is_spoken(broker: EmbeddedBroker) -> None:
     with client_to(broker.url, persistent=True) as mqtt:
         assert mqtt.is_connected
-        assert (mqtt.version, mqtt.max_packet) == {"mosquitto": (5, 268_435_455), "amqtt": (4, None)}[broker.kind]
+        assert (mqtt.version, mqtt.max_packet) == {
+            "mosquitto": (5, 268_435_455),
+            "amqtt": (4, None),
+        }[broker.kind]
 
 
 def test_credentials_do_not_confuse_an_old_broker(tmp_path: Path) -> None:
@@ -87,7 +92,10 @@ def test_a_server_that_hangs_up_is_explained() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         hang_up = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
         hang_up.start()
-        with pytest.raises(BrokerError, match=r"(?s)closed the connection.*check that scheme and port belong together"):
+        with pytest.raises(
+            BrokerError,
+            match=r"(?s)closed the connection.*check that scheme and port belong together",
+        ):
             client_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=60)
         hang_up.join()
 
@@ -97,7 +105,8 @@ def test_a_server_that_does_not_speak_tls_is_explained() -> None:
         connection = server.accept()[0]
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
-            while connection.recv(1000):  # closed with something unread, it would be reset, and the answer lost
+            # closed with something unread, it would be reset, and the answer lost
+            while connection.recv(1000):
                 pass
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -120,7 +129,9 @@ def test_messages_travel_encrypted(secured: Secured, scheme: str) -> None:
     url = f"{'wss' if scheme == 'wss' else 'mqtts'}://127.0.0.1:{getattr(secured, scheme)}"
     inbox: Inbox = queue.Queue()
     payload = os.urandom(3000)
-    with MqttClient(Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=inbox, persistent=False) as mqtt:
+    with MqttClient(
+        Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=inbox, persistent=False
+    ) as mqtt:
         assert mqtt.version == 5
         mqtt.subscribe("topic")
         mqtt.publish("topic", payload)
@@ -128,16 +139,25 @@ def test_messages_travel_encrypted(secured: Secured, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["tls", "wss"])
-def test_a_broker_of_another_authority_is_not_trusted(secured: Secured, scheme: str, tmp_path: Path) -> None:
+def test_a_broker_of_another_authority_is_not_trusted(
+    secured: Secured, scheme: str, tmp_path: Path
+) -> None:
     url = f"{'wss' if scheme == 'wss' else 'mqtts'}://127.0.0.1:{getattr(secured, scheme)}"
     for ca in (Authority(tmp_path, "stranger").ca, None):
-        with pytest.raises(BrokerError, match=r"(?s)certificate of 127.0.0.1:\d+ is not trusted.*--ca"):
-            MqttClient(Endpoint.parse(url, ca=ca), "me", inbox=queue.Queue(), persistent=False).open()
+        with pytest.raises(
+            BrokerError, match=r"(?s)certificate of 127.0.0.1:\d+ is not trusted.*--ca"
+        ):
+            MqttClient(
+                Endpoint.parse(url, ca=ca), "me", inbox=queue.Queue(), persistent=False
+            ).open()
 
 
 def test_a_broker_under_another_name_is_not_trusted(secured: Secured) -> None:
     endpoint = Endpoint.parse(f"mqtts://localhost:{secured.tls}", ca=secured.authority.ca)
-    with pytest.raises(BrokerError, match=r"(?s)not trusted.*localhost.*host name that the certificate was made for"):
+    with pytest.raises(
+        BrokerError,
+        match=r"(?s)not trusted.*localhost.*host name that the certificate was made for",
+    ):
         MqttClient(endpoint, "me", inbox=queue.Queue(), persistent=False).open()
 
 
@@ -147,7 +167,12 @@ def test_a_client_shows_its_certificate_where_one_is_demanded(secured: Secured) 
     endpoint = Endpoint.parse(url, ca=secured.authority.ca, cert=certificate, key=key)
     MqttClient(endpoint, "me", inbox=queue.Queue(), persistent=False).open().close()
     with pytest.raises(BrokerError, match=r"(?s)our certificate: there is none.*--cert, --key"):
-        MqttClient(Endpoint.parse(url, ca=secured.authority.ca), "me", inbox=queue.Queue(), persistent=False).open()
+        MqttClient(
+            Endpoint.parse(url, ca=secured.authority.ca),
+            "me",
+            inbox=queue.Queue(),
+            persistent=False,
+        ).open()
 
 
 @pytest.mark.parametrize(
@@ -165,12 +190,15 @@ def test_a_scheme_that_is_not_the_port_s_is_explained(
         client_to(f"{scheme}://127.0.0.1:{getattr(secured, listener)}").open(timeout=60)
 
 
-def test_a_websocket_loses_nothing_when_it_writes_in_parts(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_websocket_loses_nothing_when_it_writes_in_parts(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def shrink(_client: object, _data: object, sock: Any) -> None:
         with socket.socket(fileno=os.dup(sock.fileno())) as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
 
-    monkeypatch.setattr(handshake, "_send_at_once", shrink)  # nobody else wants a socket with little room
+    # nobody else wants a socket with little room
+    monkeypatch.setattr(handshake, "_send_at_once", shrink)
     inbox: Inbox = queue.Queue()
     reader = Endpoint.parse(f"mqtts://127.0.0.1:{secured.tls}", ca=secured.authority.ca)
     with (
@@ -202,7 +230,9 @@ def test_a_message_arrives_with_all_that_is_known_of_it(broker: EmbeddedBroker) 
         assert expect(inbox).payload == b"three"
 
 
-def test_retained_messages_are_found_by_a_probe_that_does_not_wait_in_vain(broker: EmbeddedBroker) -> None:
+def test_retained_messages_are_found_by_a_probe_that_does_not_wait_in_vain(
+    broker: EmbeddedBroker,
+) -> None:
     with client_to(broker.url) as mqtt:
         mqtt.subscribe("fed/+/nodes")  # amqtt sends newcomers what others subscribed to
         mqtt.publish("fed/a/spec", b"A", retain=True)
@@ -218,7 +248,9 @@ def test_retained_messages_are_found_by_a_probe_that_does_not_wait_in_vain(broke
         assert read_retained(Endpoint.parse(broker.url), ["other/#"], wait=ever) == {}
 
 
-def test_a_message_beyond_the_broker_s_limit_is_refused_before_it_breaks_the_connection(tmp_path: Path) -> None:
+def test_a_message_beyond_the_broker_s_limit_is_refused_before_it_breaks_the_connection(
+    tmp_path: Path,
+) -> None:
     inbox: Inbox = queue.Queue()
     with (
         start_broker(tmp_path, kind="mosquitto", max_packet=131_072) as broker,
@@ -248,7 +280,8 @@ def test_small_messages_are_not_held_back(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
     with client_to(mosquitto.url, inbox=inbox) as mqtt:
         mqtt.subscribe("topic")
-        assert mqtt._paho.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else each pair takes 40 ms
+        # else each pair takes 40 ms
+        assert mqtt._paho.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         mqtt.publish("topic", b"first")
         mqtt.publish("topic", b"second")
         assert [expect(inbox).payload for _ in range(2)] == [b"first", b"second"]
@@ -269,7 +302,10 @@ class WatchedInbox(queue.Queue[Any]):
 
 def test_a_full_inbox_drops_qos_0_and_holds_qos_1_back(mosquitto: EmbeddedBroker) -> None:
     inbox = WatchedInbox(maxsize=3)
-    with client_to(mosquitto.url, "sender") as sender, client_to(mosquitto.url, "receiver", inbox=inbox) as receiver:
+    with (
+        client_to(mosquitto.url, "sender") as sender,
+        client_to(mosquitto.url, "receiver", inbox=inbox) as receiver,
+    ):
         receiver.subscribe("loose", qos=0)
         receiver.subscribe("firm", qos=1)
         receiver.publish("ready", b"")
@@ -288,7 +324,10 @@ def test_what_is_published_at_qos_0_leaves_at_once_even_while_the_link_waits_for
     mosquitto: EmbeddedBroker,
 ) -> None:
     heard, full = Inbox(), Inbox(1)
-    with client_to(mosquitto.url, "other", inbox=heard) as other, client_to(mosquitto.url, inbox=full) as mqtt:
+    with (
+        client_to(mosquitto.url, "other", inbox=heard) as other,
+        client_to(mosquitto.url, inbox=full) as mqtt,
+    ):
         expect(heard, Connected)
         other.subscribe("out", qos=0)
         assert other.await_subscription(60)
@@ -299,7 +338,9 @@ def test_what_is_published_at_qos_0_leaves_at_once_even_while_the_link_waits_for
         assert other.flush(60)
         for number in range(50):
             mqtt.publish("out", b"%d" % number, qos=0)
-        assert [expect(heard).payload for _ in range(50)] == [b"%d" % number for number in range(50)]
+        assert [expect(heard).payload for _ in range(50)] == [
+            b"%d" % number for number in range(50)
+        ]
 
 
 def test_a_link_closes_even_when_nobody_empties_its_inbox(mosquitto: EmbeddedBroker) -> None:
@@ -315,7 +356,9 @@ def test_a_link_closes_even_when_nobody_empties_its_inbox(mosquitto: EmbeddedBro
 # Connections that break
 
 
-def test_a_broken_connection_is_told_and_mended_with_its_subscriptions(mosquitto: EmbeddedBroker) -> None:
+def test_a_broken_connection_is_told_and_mended_with_its_subscriptions(
+    mosquitto: EmbeddedBroker,
+) -> None:
     inbox: Inbox = queue.Queue()
     with Proxy(mosquitto.port) as proxy, client_to(proxy.url, inbox=inbox) as mqtt:
         mqtt.subscribe("topic")
@@ -328,9 +371,14 @@ def test_a_broken_connection_is_told_and_mended_with_its_subscriptions(mosquitto
         assert expect(inbox).payload == b"after"
 
 
-def test_what_is_published_without_connection_arrives_later_and_in_order(mosquitto: EmbeddedBroker) -> None:
+def test_what_is_published_without_connection_arrives_later_and_in_order(
+    mosquitto: EmbeddedBroker,
+) -> None:
     inbox: Inbox = queue.Queue()
-    with Proxy(mosquitto.port) as proxy, client_to(mosquitto.url, "receiver", inbox=inbox) as receiver:
+    with (
+        Proxy(mosquitto.port) as proxy,
+        client_to(mosquitto.url, "receiver", inbox=inbox) as receiver,
+    ):
         receiver.subscribe("topic")
         ours: Inbox = queue.Queue()
         with client_to(proxy.url, "sender", inbox=ours) as sender:
@@ -411,13 +459,16 @@ def test_what_is_not_acknowledged_comes_again_after_a_restart(mosquitto: Embedde
         inbox = queue.Queue()
 
 
-def test_an_acknowledgement_of_an_earlier_connection_does_no_harm(mosquitto: EmbeddedBroker) -> None:
+def test_an_acknowledgement_of_an_earlier_connection_does_no_harm(
+    mosquitto: EmbeddedBroker,
+) -> None:
     inbox: Inbox = queue.Queue()
     with Proxy(mosquitto.port) as proxy, client_to(proxy.url, persistent=True, inbox=inbox) as mqtt:
         mqtt.subscribe("topic")
         mqtt.publish("topic", b"precious")
         early = expect(inbox)
-        assert mqtt.flush(60)  # the broker has said that it has it: else it would be published twice
+        # the broker has said that it has it: else it would be published twice
+        assert mqtt.flush(60)
         proxy.cut()
         again = expect(inbox)
         assert again.payload == b"precious"
@@ -436,7 +487,8 @@ DOOMED = """
 import queue, sys, time
 from broker_config.mqtt.client import Claim, Endpoint, MqttClient
 endpoint = Endpoint.parse(sys.argv[1])
-MqttClient(endpoint, "doomed", inbox=queue.Queue(), persistent=True, claim=Claim("presence", 16 * "a")).open()
+MqttClient(endpoint, "doomed", inbox=queue.Queue(), persistent=True, claim=Claim("presence", \
+16 * "a")).open()
 print("up", flush=True)
 time.sleep(60)
 """
@@ -446,7 +498,9 @@ def test_the_will_of_a_killed_process_is_sent_and_retained(broker: EmbeddedBroke
     inbox: Inbox = queue.Queue()
     with client_to(broker.url, "observer", inbox=inbox) as observer:
         observer.subscribe("presence")
-        doomed = subprocess.Popen([sys.executable, "-c", DOOMED, broker.url], stdout=subprocess.PIPE)
+        doomed = subprocess.Popen(
+            [sys.executable, "-c", DOOMED, broker.url], stdout=subprocess.PIPE
+        )
         assert doomed.stdout
         assert doomed.stdout.readline() == b"up\n"
         doomed.kill()
@@ -478,8 +532,12 @@ def _sockets() -> int:
 
 
 @pytest.mark.parametrize("use", ["a connection", "a question for a name", "a refusal"])
-def test_no_socket_waits_for_the_garbage_collector(use: str, secured: Secured, mosquitto: EmbeddedBroker) -> None:
-    """A process of hundreds of megabytes collects so seldom that it would run out of file descriptors."""
+def test_no_socket_waits_for_the_garbage_collector(
+    use: str, secured: Secured, mosquitto: EmbeddedBroker
+) -> None:
+    """A process of hundreds of megabytes collects so seldom that it would run out of file
+    descriptors.
+    """
 
     def connect() -> None:
         if use == "a connection":
@@ -496,14 +554,19 @@ def test_no_socket_waits_for_the_garbage_collector(use: str, secured: Secured, m
         before = _sockets()
         for _ in range(3):
             connect()
-        wait_until(lambda: _sockets() <= before)  # the thread of a client that was closed has its last word
+        # the thread of a client that was closed has its last word
+        wait_until(lambda: _sockets() <= before)
     finally:
         gc.enable()
 
 
-def test_what_was_published_with_qos_0_is_forgotten_once_it_is_written(mosquitto: EmbeddedBroker) -> None:
+def test_what_was_published_with_qos_0_is_forgotten_once_it_is_written(
+    mosquitto: EmbeddedBroker,
+) -> None:
     """A line's processes publish many frames a second for years, and never ask for the backlog."""
-    with MqttClient(Endpoint.parse(mosquitto.url), "", inbox=queue.Queue(), persistent=False) as mqtt:
+    with MqttClient(
+        Endpoint.parse(mosquitto.url), "", inbox=queue.Queue(), persistent=False
+    ) as mqtt:
         for _ in range(2000):
             mqtt.publish("frames", bytes(100), qos=0)
             wait_until(lambda: len(mqtt._unwritten) <= 500)  # paho's thread has not come to it yet

@@ -1,4 +1,6 @@
-"""Two processes with one MQTT client id: how they find out, which of them goes on, and what gives them away."""
+"""Two processes with one MQTT client id: how they find out, which of them goes on,
+and what gives them away.
+"""
 
 import queue
 from collections.abc import Iterator
@@ -24,7 +26,9 @@ class Process:
     def __init__(self, url: str):
         self.inbox: queue.Queue[Any] = queue.Queue()
         self.claim = Claim.draw(TOPIC)
-        self.mqtt = MqttClient(Endpoint.parse(url), "press", inbox=self.inbox, persistent=True, claim=self.claim)
+        self.mqtt = MqttClient(
+            Endpoint.parse(url), "press", inbox=self.inbox, persistent=True, claim=self.claim
+        )
         self.connections, self.gave_way = 0, False
         self.mqtt.open()
 
@@ -40,7 +44,9 @@ class Process:
     def is_settled(self) -> bool:
         """Whether it is connected, or knows that another one is."""
         self.look()
-        return self.gave_way or (self.connections > 0 and self.mqtt.is_connected and self.mqtt._claim_stands)
+        return self.gave_way or (
+            self.connections > 0 and self.mqtt.is_connected and self.mqtt._claim_stands
+        )
 
 
 def settle(*processes: Process) -> None:
@@ -82,11 +88,14 @@ def test_a_name_is_free_whose_owner_only_seems_to_be_there(
     assert not is_name_taken(endpoint, Claim.draw(TOPIC))
 
 
-def test_of_two_that_have_started_at_once_one_gives_way_soon(mosquitto: EmbeddedBroker, stack: ExitStack) -> None:
+def test_of_two_that_have_started_at_once_one_gives_way_soon(
+    mosquitto: EmbeddedBroker, stack: ExitStack
+) -> None:
     """mosquitto 2.0.11 does not say that a connection was taken over."""
     both = [press(stack, mosquitto.url) for _ in range(2)]
     settle(*both)
-    while not any(each.gave_way for each in both):  # the first one may have had no time to lose its connection
+    # the first one may have had no time to lose its connection
+    while not any(each.gave_way for each in both):
         settle(*both)
     assert sorted(each.gave_way for each in both) == [False, True]
     assert sum(each.connections for each in both) <= 4

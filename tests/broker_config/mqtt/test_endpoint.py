@@ -23,11 +23,18 @@ from broker_config.protocol.errors import UsageError
 )
 def test_an_address_is_read(url: str, expected: tuple[object, ...]) -> None:
     endpoint = Endpoint.parse(url)
-    assert (endpoint.scheme, endpoint.host, endpoint.port, endpoint.username, endpoint.password) == expected
+    assert (
+        endpoint.scheme,
+        endpoint.host,
+        endpoint.port,
+        endpoint.username,
+        endpoint.password,
+    ) == expected
 
 
 @pytest.mark.parametrize(
-    ("url", "path"), [("wss://plant", "/mqtt"), ("wss://plant/", "/mqtt"), ("ws://plant:8083/a/b", "/a/b")]
+    ("url", "path"),
+    [("wss://plant", "/mqtt"), ("wss://plant/", "/mqtt"), ("ws://plant:8083/a/b", "/a/b")],
 )
 def test_a_websocket_has_a_path(url: str, path: str) -> None:
     assert Endpoint.parse(url).path == path
@@ -70,7 +77,11 @@ def test_user_and_password_given_apart_win(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("url", "password"),
-    [("mqtt://anna@plant", "from the environment"), ("mqtt://anna:mine@plant", "mine"), ("mqtt://plant", None)],
+    [
+        ("mqtt://anna@plant", "from the environment"),
+        ("mqtt://anna:mine@plant", "mine"),
+        ("mqtt://plant", None),
+    ],
 )
 def test_the_password_may_stand_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, url: str, password: str | None
@@ -99,7 +110,10 @@ def test_a_password_in_the_address_is_used_with_a_warning(caplog: pytest.LogCapt
     assert caplog.messages == []
     assert Endpoint.parse("mqtt://anna:mine@plant").password == "mine"  # noqa: S105
     assert caplog.messages == [
-        "the password in the broker's address can be read by others on this machine; set EDGE_NODE_PASSWORD"
+        (
+            "the password in the broker's address can be read by others on this machine; set "
+            "EDGE_NODE_PASSWORD"
+        )
     ]
 
 

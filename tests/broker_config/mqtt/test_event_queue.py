@@ -1,4 +1,6 @@
-"""The queue of MQTT events: full at so many bytes, whether in few large events or in many small ones."""
+"""The queue of MQTT events: full at so many bytes,
+whether in few large events or in many small ones.
+"""
 
 import queue
 from contextlib import suppress

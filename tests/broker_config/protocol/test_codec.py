@@ -73,8 +73,12 @@ def test_a_message_in_the_place_of_another_is_refused(message: messages.AnyMessa
 
 
 def test_missing_fields_with_a_default_are_filled() -> None:
-    payload = json.dumps({"type": "RoundState", "run": RUN, "round": 0, "status": "gathering"}).encode()
-    assert decode_any(payload) == messages.RoundState(run=RUN, round=0, status="gathering", broadcast=None, reason="")
+    payload = json.dumps(
+        {"type": "RoundState", "run": RUN, "round": 0, "status": "gathering"}
+    ).encode()
+    assert decode_any(payload) == messages.RoundState(
+        run=RUN, round=0, status="gathering", broadcast=None, reason=""
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,10 @@ def test_missing_fields_with_a_default_are_filled() -> None:
         ({"round": 10**30}, "round"),
         ({"weight": 1e31}, "weight"),
         ({"weight": "0.5"}, "weight"),
-        ({"blob": {**WIRE_V1["Contribution"]["blob"], "digest": "../../etc/passwd"}}, r"\$.blob.digest"),
+        (
+            {"blob": {**WIRE_V1["Contribution"]["blob"], "digest": "../../etc/passwd"}},
+            r"\$.blob.digest",
+        ),
         ({"blob": {**WIRE_V1["Contribution"]["blob"], "size": 0}}, r"\$.blob.size"),
         ({"blob": {**WIRE_V1["Contribution"]["blob"], "node": "a/b"}}, r"\$.blob.node"),
     ],
@@ -113,7 +120,9 @@ def test_a_weight_that_is_no_finite_number_is_refused(weight: str) -> None:
         json.dumps(WIRE_V1["RoundState"] | {"status": "\n" * 50_000}).encode(),
     ],
 )
-def test_what_is_wrong_with_a_message_is_said_briefly_and_in_printable_words(payload: bytes) -> None:
+def test_what_is_wrong_with_a_message_is_said_briefly_and_in_printable_words(
+    payload: bytes,
+) -> None:
     with pytest.raises(DecodeError, match=r"^.{50,400}$") as caught:
         decode_any(payload)
     assert str(caught.value).isprintable()
@@ -126,7 +135,9 @@ def test_noise_is_refused(payload: bytes) -> None:
 
 
 @given(st.sampled_from(CASES), st.data())
-def test_a_damaged_message_is_refused_or_still_valid(message: messages.AnyMessage, data: st.DataObject) -> None:
+def test_a_damaged_message_is_refused_or_still_valid(
+    message: messages.AnyMessage, data: st.DataObject
+) -> None:
     payload = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -152,7 +163,10 @@ def test_keys_and_shares_of_many_nodes_travel_at_hardly_more_than_their_bytes() 
         round=1,
         members={
             f"plant-{node:03}": messages.PublicKeys(
-                agreement=token_hex(32), cipher=token_hex(32), commitment=token_hex(32), signature=token_hex(64)
+                agreement=token_hex(32),
+                cipher=token_hex(32),
+                commitment=token_hex(32),
+                signature=token_hex(64),
             )
             for node in range(100)
         },
@@ -170,10 +184,18 @@ def test_any_message_is_read_whether_it_is_compressed_or_not(kind: str) -> None:
 @pytest.mark.parametrize(
     ("frame", "complaint"),
     [
-        (zstandard.compress(b" " * (MAX_MESSAGE + 1)), "promises 102401 bytes; 102400 are the most"),
+        (
+            zstandard.compress(b" " * (MAX_MESSAGE + 1)),
+            "promises 102401 bytes; 102400 are the most",
+        ),
         (zstandard.ZstdCompressor(write_content_size=False).compress(b"{}"), "promises -1 bytes"),
         (zstandard.compress(b" " * MAX_MESSAGE)[:-1], "not a zstd frame"),
-        (zstandard.compress(b" " * 70_000).replace((70_000).to_bytes(4, "little"), bytes([100, 0, 0, 0])), "too small"),
+        (
+            zstandard.compress(b" " * 70_000).replace(
+                (70_000).to_bytes(4, "little"), bytes([100, 0, 0, 0])
+            ),
+            "too small",
+        ),
         (zstandard.compress(json.dumps(WIRE_V1["Presence"]).encode()) + b"{}", "not a zstd frame"),
         (zstandard.compress(zstandard.compress(json.dumps(WIRE_V1["Presence"]).encode())), "JSON"),
     ],
@@ -186,7 +208,9 @@ def test_any_message_is_read_whether_it_is_compressed_or_not(kind: str) -> None:
         "of a frame",
     ],
 )
-def test_a_frame_that_holds_no_message_is_refused_before_it_takes_memory(frame: bytes, complaint: str) -> None:
+def test_a_frame_that_holds_no_message_is_refused_before_it_takes_memory(
+    frame: bytes, complaint: str
+) -> None:
     with pytest.raises(DecodeError, match=complaint):
         decode_any(frame)
 
@@ -211,10 +235,13 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "blob"
 
 
-def test_tensors_come_back_bit_for_bit_and_stay_what_they_are_when_the_file_changes(file: Path) -> None:
+def test_tensors_come_back_bit_for_bit_and_stay_what_they_are_when_the_file_changes(
+    file: Path,
+) -> None:
     file.write_bytes(encode_tensors(TENSORS))
     back = dict(read_tensors(file, EXPECTED))
-    with file.open("r+b") as changed:  # in place: of a file that were mapped, the tensors would change with it
+    # in place: of a file that were mapped, the tensors would change with it
+    with file.open("r+b") as changed:
         changed.write(bytes(file.stat().st_size))
     assert list(back) == sorted(TENSORS)
     for name, array in back.items():
@@ -235,7 +262,9 @@ def test_only_float32_and_int64_are_encoded(dtype: str) -> None:
 
 
 def test_tensors_are_read_one_at_a_time(file: Path) -> None:
-    file.write_bytes(encode_tensors({"a": np.ones(3, np.float32), "b": np.array([1, math.nan], np.float32)}))
+    file.write_bytes(
+        encode_tensors({"a": np.ones(3, np.float32), "b": np.array([1, math.nan], np.float32)})
+    )
     tensors = read_tensors(file, {"a": TensorSpec((3,), 0), "b": TensorSpec((2,), 0)})
     assert next(tensors)[0] == "a"
     with pytest.raises(DecodeError, match="'b' holds NaN"):
@@ -255,18 +284,39 @@ HOSTILE = {
     "an absurd header length": ((2**63).to_bytes(8, "little") + GOOD[8:], "header too large"),
     "a header that is no JSON": (GOOD[:8] + b"x" + GOOD[9:], "header"),
     "metadata": (save(TENSORS, {"by": "me"}), "__metadata__"),
-    "a missing tensor": (encode_tensors({"weight": TENSORS["weight"]}), "4 tensors are missing, the first is 'bias é'"),
-    "a tensor too many": (encode_tensors(TENSORS | {"z": TENSORS["scalar"]}), "1 tensors too many, the first is 'z'"),
-    "another shape": (encode_tensors(TENSORS | {"weight": TENSORS["weight"].T}), r"\(3, 2\), not \(2, 3\)"),
+    "a missing tensor": (
+        encode_tensors({"weight": TENSORS["weight"]}),
+        "4 tensors are missing, the first is 'bias é'",
+    ),
+    "a tensor too many": (
+        encode_tensors(TENSORS | {"z": TENSORS["scalar"]}),
+        "1 tensors too many, the first is 'z'",
+    ),
+    "another shape": (
+        encode_tensors(TENSORS | {"weight": TENSORS["weight"].T}),
+        r"\(3, 2\), not \(2, 3\)",
+    ),
     "float16": (save(TENSORS | {"scalar": np.array(7, np.float16)}), "'scalar' is F16"),
     "int32": (save(TENSORS | {"scalar": np.array(7, np.int32)}), "'scalar' is I32"),
     "int64 for float32": (save(TENSORS | {"scalar": np.array(7)}), "'scalar' is I64, not F32"),
-    "float32 for int64": (save(TENSORS | {"sums": np.ones((2, 2), np.float32)}), "'sums' is F32, not I64"),
+    "float32 for int64": (
+        save(TENSORS | {"sums": np.ones((2, 2), np.float32)}),
+        "'sums' is F32, not I64",
+    ),
     "float64 for int64": (save(TENSORS | {"sums": np.ones((2, 2))}), "'sums' is F64, not I64"),
-    "uint64 for int64": (save(TENSORS | {"sums": np.ones((2, 2), np.uint64)}), "'sums' is U64, not I64"),
+    "uint64 for int64": (
+        save(TENSORS | {"sums": np.ones((2, 2), np.uint64)}),
+        "'sums' is U64, not I64",
+    ),
     "other sums": (save(TENSORS | {"sums": np.ones((4, 1), np.int64)}), r"\(4, 1\), not \(2, 2\)"),
-    "NaN": (encode_tensors(TENSORS | {"scalar": np.array(math.nan, np.float32)}), "'scalar' holds NaN"),
-    "infinity": (encode_tensors(TENSORS | {"scalar": np.array(-math.inf, np.float32)}), "'scalar' holds NaN or inf"),
+    "NaN": (
+        encode_tensors(TENSORS | {"scalar": np.array(math.nan, np.float32)}),
+        "'scalar' holds NaN",
+    ),
+    "infinity": (
+        encode_tensors(TENSORS | {"scalar": np.array(-math.inf, np.float32)}),
+        "'scalar' holds NaN or inf",
+    ),
 }
 
 
@@ -289,7 +339,9 @@ def test_damaged_tensors_are_refused_or_have_the_right_shapes(
         back = dict(read_tensors(file, EXPECTED))
     except DecodeError:
         return
-    assert {name: array.shape for name, array in back.items()} == {name: spec.shape for name, spec in EXPECTED.items()}
+    assert {name: array.shape for name, array in back.items()} == {
+        name: spec.shape for name, spec in EXPECTED.items()
+    }
 
 
 @given(
@@ -300,7 +352,9 @@ def test_the_promised_size_is_a_tight_upper_bound(
     shapes: dict[str, list[int]], dtype: Literal["float32", "int64"]
 ) -> None:
     size = len(encode_tensors({name: np.zeros(shape, dtype) for name, shape in shapes.items()}))
-    bound = encoded_size({name: TensorSpec(tuple(shape), 0, dtype) for name, shape in shapes.items()})
+    bound = encoded_size(
+        {name: TensorSpec(tuple(shape), 0, dtype) for name, shape in shapes.items()}
+    )
     assert size <= bound <= size + 64 + 300 * len(shapes)
 
 

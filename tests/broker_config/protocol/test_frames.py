@@ -1,4 +1,6 @@
-"""The frames of a line: what is one comes back as it was, and what is none is refused, whatever it is."""
+"""The frames of a line: what is one comes back as it was, and what is none is refused,
+whatever it is.
+"""
 
 from random import getrandbits
 from typing import Any
@@ -73,7 +75,9 @@ def test_what_the_hostile_bytes_are_made_of_is_understood() -> None:
 
 def test_a_frame_may_fill_a_packet_and_not_a_byte_more() -> None:
     rest = len(encode_frame(Embedded(run=RUN, round=1, product="p", embedding=bytes(1 << 17))))
-    fits = Embedded(run=RUN, round=1, product="p", embedding=bytes(LARGEST_FRAME - rest + (1 << 17)))
+    fits = Embedded(
+        run=RUN, round=1, product="p", embedding=bytes(LARGEST_FRAME - rest + (1 << 17))
+    )
     whole = encode_frame(fits)
     assert (len(whole), decode_frame(whole)) == (LARGEST_FRAME, fits)
     with pytest.raises(DecodeError, match="longer than the 1048576 bytes"):

@@ -25,17 +25,35 @@ SUMS = {"statistics.counts": TensorSpec((2,), 0, "int64")}
 def federation(**fields: object) -> Spec:
     return Spec(
         **{  # type: ignore[arg-type]  # one call for all tests
-            "federation": "f", "run": "0" * 16, "software": "", "method": "m", "options": {}, "model": "small",
-            "classes": ("a", "b"), "preprocessing": Preprocessing(size=32), "training": Training(), "rounds": 3,
-            "nodes": 2, "quorum": 2, "seed": 0, "tensors": MODEL, "sends": ("encoder", "classifier"), "relays": PATCHES,
-            "statistics": SUMS, **fields,
+            "federation": "f",
+            "run": "0" * 16,
+            "software": "",
+            "method": "m",
+            "options": {},
+            "model": "small",
+            "classes": ("a", "b"),
+            "preprocessing": Preprocessing(size=32),
+            "training": Training(),
+            "rounds": 3,
+            "nodes": 2,
+            "quorum": 2,
+            "seed": 0,
+            "tensors": MODEL,
+            "sends": ("encoder", "classifier"),
+            "relays": PATCHES,
+            "statistics": SUMS,
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("round_", [1, 2])
 def test_a_training_round_holds_what_is_sent_and_relayed(round_: int) -> None:
-    assert contribution_tensors(federation(), round_).keys() == {"encoder.weight", "classifier", "patches"}
+    assert contribution_tensors(federation(), round_).keys() == {
+        "encoder.weight",
+        "classifier",
+        "patches",
+    }
     assert not is_statistics_round(federation(), round_)
 
 
@@ -59,5 +77,7 @@ def test_the_basis_tells_encoders_and_preprocessings_apart() -> None:
     digest = "5" * 64
     written = digest.encode() + b'{"size":32,"mean":[0.485,0.456,0.406],"std":[0.229,0.224,0.225]}'
     assert basis(federation(), digest) == hashlib.sha256(written).hexdigest()
-    assert basis(federation(preprocessing=Preprocessing(size=64)), digest) != basis(federation(), digest)
+    assert basis(federation(preprocessing=Preprocessing(size=64)), digest) != basis(
+        federation(), digest
+    )
     assert basis(federation(), "6" * 64) != basis(federation(), digest)

@@ -1,4 +1,6 @@
-"""The broker's access list, tried: every topic, by everybody, in effect, against a real mosquitto with certificates."""
+"""The broker's access list, tried: every topic, by everybody, in effect,
+against a real mosquitto with certificates.
+"""
 
 import itertools
 import random
@@ -22,15 +24,32 @@ from tests.support.provisioned_federation import Guarded
 
 FEDERATION, FOREIGN = "steel", "wood"
 NODES = ("plant-a", "plant-b")
-STRANGER = "mallory"  # has a certificate of the federation's authority: only the charter tells that it is no member
+# has a certificate of the federation's authority: only the charter tells that it is no member
+STRANGER = "mallory"
 ABSENT = "plant-c"  # a name that nobody has
 USERS = (COORDINATOR, *NODES, MONITOR, STRANGER)
 JOKER = "+"  # a certificate with a wildcard for its name
 KING = "king"  # of the test: may do everything, so that everything can be seen to arrive or not
 DIGEST = "0" * 64
 # Kinds of topics, and how many names they hold
-NAMED = {"spec": 0, "round": 0, "status": 0, "presence": 1, "up": 1, "down": 1, "chunks": 1, "want": 2}
-NAMED |= {"opened": 0, "representation": 0, "predictions": 0, "embeddings": 1, "gradients": 1, "products": 1}
+NAMED = {
+    "spec": 0,
+    "round": 0,
+    "status": 0,
+    "presence": 1,
+    "up": 1,
+    "down": 1,
+    "chunks": 1,
+    "want": 2,
+}
+NAMED |= {
+    "opened": 0,
+    "representation": 0,
+    "predictions": 0,
+    "embeddings": 1,
+    "gradients": 1,
+    "products": 1,
+}
 
 # The specification: who must; everybody else must not
 
@@ -43,7 +62,8 @@ def writers(kind: str, *names: str) -> set[str]:
             return {name} - {MONITOR}
         case "down" | "gradients", _:
             return {COORDINATOR}
-        case "want", (holder, asker) if COORDINATOR in (holder, asker):  # nodes ask the coordinator only
+        # nodes ask the coordinator only
+        case "want", (holder, asker) if COORDINATOR in (holder, asker):
             return {asker} - {MONITOR}
     return set()
 
@@ -84,7 +104,11 @@ def topic(federation: str, kind: str, *names: str) -> str:
 def kinds() -> list[tuple[str, ...]]:
     """Every kind of topic with every combination of names."""
     names = (*USERS, ABSENT)
-    return [(kind, *who) for kind, count in NAMED.items() for who in itertools.product(names, repeat=count)]
+    return [
+        (kind, *who)
+        for kind, count in NAMED.items()
+        for who in itertools.product(names, repeat=count)
+    ]
 
 
 def table() -> dict[str, tuple[set[str], set[str]]]:
@@ -94,14 +118,26 @@ def table() -> dict[str, tuple[set[str], set[str]]]:
         for federation in (FEDERATION, TRIAL):
             found[topic(federation, *kind)] = writers(*kind) & {*USERS}, readers(*kind) & {*USERS}
         later = topic(FEDERATION, *kind).replace("/v1/", "/v2/")
-        found[later] = set(), {*USERS} if kind == ("spec",) else set()  # a node can tell that it is too old
+        # a node can tell that it is too old
+        found[later] = set(), {*USERS} if kind == ("spec",) else set()
         found[topic(FOREIGN, *kind)] = set(), set()
     spec = topics.spec(FEDERATION)
     others = (
-        topics.verdicts("line"), topics.ROOT, f"{topics.ROOT}/{FEDERATION}", f"{spec}/more", f"/{spec}", f"{spec}/",
-        f"more/{spec}", spec.upper(), topics.down(FEDERATION, "plant-a") + "/more", f"{topics.ROOT}/{FEDERATION}/nodes",
-        "anything", "$SYS/broker/version", "$SYS/anything", "$CONTROL/dynamic-security/v1",
-    )  # fmt: skip
+        topics.verdicts("line"),
+        topics.ROOT,
+        f"{topics.ROOT}/{FEDERATION}",
+        f"{spec}/more",
+        f"/{spec}",
+        f"{spec}/",
+        f"more/{spec}",
+        spec.upper(),
+        topics.down(FEDERATION, "plant-a") + "/more",
+        f"{topics.ROOT}/{FEDERATION}/nodes",
+        "anything",
+        "$SYS/broker/version",
+        "$SYS/anything",
+        "$CONTROL/dynamic-security/v1",
+    )
     return found | dict.fromkeys(others, (set(), set()))
 
 
@@ -119,7 +155,9 @@ class Doors:
         self._kit, registry = broker.kits["plant-a"], broker.members.registry
         now = datetime.now(UTC)
         self._pairs = {
-            name: certificate_authority.issue_member(registry.ca, FEDERATION, name, now, now + timedelta(days=1))
+            name: certificate_authority.issue_member(
+                registry.ca, FEDERATION, name, now, now + timedelta(days=1)
+            )
             for name in (*USERS, JOKER, KING)
         }
         self._url, self._ca = broker.url, broker.folder / "broker" / "ca.pem"
@@ -130,7 +168,9 @@ class Doors:
         endpoint = Endpoint.parse(self._url, ca=self._ca)
         if name:
             pair = self._pairs[name]
-            own = msgspec.structs.replace(self._kit, name=name, certificate=pair.certificate, key=pair.key)
+            own = msgspec.structs.replace(
+                self._kit, name=name, certificate=pair.certificate, key=pair.key
+            )
             endpoint = Endpoint.from_kit(own, with_signer=False)
         return ProbeConnection(endpoint, f"client-{next(self._opened)}", MQTT5, 10, **options)
 
@@ -205,7 +245,9 @@ def test_everybody_writes_what_they_must_and_nothing_else(doors: Doors, qos: int
                 connection.publish("done", b"")
             king.publish("anything", mine + b" ends")
             assert king.wait_for(lambda each, last=mine + b" ends": each.payload == last)  # type: ignore[misc]
-            assert heard(king, mine) == {topic for topic, (writers, _) in TABLE.items() if user in writers}, user
+            assert heard(king, mine) == {
+                topic for topic, (writers, _) in TABLE.items() if user in writers
+            }, user
 
 
 def test_a_last_will_says_nothing_where_its_owner_may_not_write(doors: Doors) -> None:
@@ -223,7 +265,9 @@ def test_a_last_will_says_nothing_where_its_owner_may_not_write(doors: Doors) ->
             list(pool.map(lambda each: die(*each), tried))
         die(KING, "anything")
         assert king.wait_for(lambda each: each.payload == b"will of king")
-        said = {(user, topic) for user in USERS for topic in heard(king, f"will of {user}".encode())}
+        said = {
+            (user, topic) for user in USERS for topic in heard(king, f"will of {user}".encode())
+        }
     assert said == {(user, topic) for user, topic in tried if user in TABLE[topic][0]}
 
 

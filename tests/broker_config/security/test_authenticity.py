@@ -21,7 +21,13 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.codec import ENVELOPE_HEADER, ENVELOPE_MARK, decode_any, encode, encode_chunk
+from broker_config.protocol.codec import (
+    ENVELOPE_HEADER,
+    ENVELOPE_MARK,
+    decode_any,
+    encode,
+    encode_chunk,
+)
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import (
     Accepted,
@@ -123,20 +129,31 @@ def test_every_topic_is_signed_but_those_of_blobs() -> None:
 
 
 def test_a_member_of_another_federation_and_a_stranger_are_not_heard() -> None:
-    ours, theirs = Authority("steel").signers(), Authority("steel").signers()  # of the same name, too
+    # of the same name, too
+    ours, theirs = Authority("steel").signers(), Authority("steel").signers()
     copper = Authority("copper").signers()
     topic = topics.up("steel", "plant-a")
-    for forged in (theirs["plant-a"].sign(topic, b"{}"), copper["plant-a"].sign(topic, b"{}"), b"{}"):
+    for forged in (
+        theirs["plant-a"].sign(topic, b"{}"),
+        copper["plant-a"].sign(topic, b"{}"),
+        b"{}",
+    ):
         with pytest.raises(ForgedError):
             ours["coordinator"].verify(topic, forged)
     with pytest.raises(ForgedError, match="mallory is no member"):
         ours["coordinator"].verify(topics.up("steel", "mallory"), b"{}")
     with pytest.raises(ForgedError, match="not of federation steel"):
-        ours["coordinator"].verify(topics.up("copper", "plant-a"), copper["plant-a"].sign(topic, b"{}"))
+        ours["coordinator"].verify(
+            topics.up("copper", "plant-a"), copper["plant-a"].sign(topic, b"{}")
+        )
 
 
 def test_a_changed_or_cut_message_is_not_heard() -> None:
-    signers, topic, random = Authority("steel").signers(), topics.up("steel", "plant-a"), secrets.SystemRandom()
+    signers, topic, random = (
+        Authority("steel").signers(),
+        topics.up("steel", "plant-a"),
+        secrets.SystemRandom(),
+    )
     signed = signers["plant-a"].sign(topic, b'{"weight": 0.7}')
     assert signed[:1] == ENVELOPE_MARK
     assert signed[ENVELOPE_HEADER:] == b'{"weight": 0.7}'
@@ -150,16 +167,36 @@ def test_a_changed_or_cut_message_is_not_heard() -> None:
 
 def test_a_broadcast_is_attested_for_its_federation_run_round_and_tensors() -> None:
     authority = Authority("steel")
-    signer, coordinator = MessageSigner(authority.kit("coordinator")), authority.keys["coordinator"].public
+    signer, coordinator = (
+        MessageSigner(authority.kit("coordinator")),
+        authority.keys["coordinator"].public,
+    )
     blank = Manifest(
-        federation="steel", run="a" * 16, round=3, node="coordinator", digest="b" * 64, size=9, chunk_size=1024
+        federation="steel",
+        run="a" * 16,
+        round=3,
+        node="coordinator",
+        digest="b" * 64,
+        size=9,
+        chunk_size=1024,
     )
     signed = msgspec.structs.replace(blank, signature=signer.sign_broadcast(blank))
     verify_broadcast(signed, coordinator)
-    for change in ({"federation": "copper"}, {"run": "c" * 16}, {"round": 4}, {"digest": "d" * 64}, {"node": "x"}):
+    for change in (
+        {"federation": "copper"},
+        {"run": "c" * 16},
+        {"round": 4},
+        {"digest": "d" * 64},
+        {"node": "x"},
+    ):
         with pytest.raises(ForgedError):
             verify_broadcast(msgspec.structs.replace(signed, **change), coordinator)
-    for signature in ("", "zz", signed.signature[:-2], MessageSigner(authority.kit("plant-a")).sign_broadcast(blank)):
+    for signature in (
+        "",
+        "zz",
+        signed.signature[:-2],
+        MessageSigner(authority.kit("plant-a")).sign_broadcast(blank),
+    ):
         with pytest.raises(ForgedError):
             verify_broadcast(msgspec.structs.replace(signed, signature=signature), coordinator)
 
@@ -182,7 +219,13 @@ def test_a_charter_that_is_forged_changed_or_has_expired_is_refused() -> None:
     authority, other = Authority("steel"), Authority("steel")
     data = authority.kit("plant-a").charter
     assert verify_members(data, authority.key.public, "here") == authority.charter
-    for forged in (other.kit("plant-a").charter, data[:-1], data.replace(b"steel", b"stole"), b"", b"{}"):
+    for forged in (
+        other.kit("plant-a").charter,
+        data[:-1],
+        data.replace(b"steel", b"stole"),
+        b"",
+        b"{}",
+    ):
         with pytest.raises(MemberListError, match="cannot be relied on"):
             verify_members(forged, authority.key.public, "here")
     old = Authority("steel", expires=datetime.now(UTC) - timedelta(seconds=1))
@@ -223,7 +266,9 @@ class Meddler(Adversary):
                 return [change(message, rounds=1), change(message, run="f" * 16)]
             case RoundState():
                 return [
-                    RoundState(run=message.run, round=message.round, status="aborted", reason="a lie"),
+                    RoundState(
+                        run=message.run, round=message.round, status="aborted", reason="a lie"
+                    ),
                     change(message, round=message.round + 1),
                     change(message, delta=None),
                 ]
@@ -245,7 +290,9 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
 ) -> None:
     authority = Authority("meddled")
     signers = authority.signers()
-    federation = Federation(broker, plants, tmp_path, "meddled", 3, Participation(), signers=signers, codec=codec)
+    federation = Federation(
+        broker, plants, tmp_path, "meddled", 3, Participation(), signers=signers, codec=codec
+    )
     meddler = Meddler(broker, "meddled")
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     outcome = sessions[0].end()
@@ -256,7 +303,10 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     simulated = simulate(federation.spec, federation.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    )
     kinds = {
         type(decode_any(seen.payload[ENVELOPE_HEADER:]))
         for seen in meddler.seen
@@ -269,19 +319,26 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
         verify_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
     kit = authority.kit("plant-a")
-    trust = Trust(federation="meddled", node="plant-a", authority=kit.authority, charter=kit.charter)
+    trust = Trust(
+        federation="meddled", node="plant-a", authority=kit.authority, charter=kit.charter
+    )
     models = [federation.folder / name for name in PLANTS]
-    record, *others = verify([federation.folder / "coordinator", *models], trust)  # and each knows the same record
+    # and each knows the same record
+    record, *others = verify([federation.folder / "coordinator", *models], trust)
     assert [each.refused for each in (record, *others)] == [None] * (1 + len(PLANTS))
     assert [text for text in record.verified if text.startswith("up to")] == [
         f"up to entry 5 it is as {model} knows it" for model in models
     ]
     for each in others:
-        assert any("signed the broadcast that it was made from, and the head" in text for text in each.verified)
+        assert any(
+            "signed the broadcast that it was made from, and the head" in text
+            for text in each.verified
+        )
 
 
 class Splitter(Adversary):
-    """Shows each member a past of its own: what was said to it before comes twice more, later and in any order.
+    """Shows each member a past of its own: what was said to it before comes twice more,
+    later and in any order.
 
     But for contributions: one that is asked for more than four times has to wait for a minute.
     """
@@ -303,7 +360,11 @@ class Splitter(Adversary):
         said = Counter[tuple[str, bytes]]()
         while not self._over.wait(0.02):
             for member, proxy in self._proxies.items():
-                heard = [each for each in [*self.seen] if self._is_for(member, each) and len(each.payload) < 9000]
+                heard = [
+                    each
+                    for each in [*self.seen]
+                    if self._is_for(member, each) and len(each.payload) < 9000
+                ]
                 if heard := [each for each in heard if said[member, each.payload] < 2]:
                     again = self._random.choice(heard)
                     proxy.say(again.topic, again.payload)
@@ -314,12 +375,17 @@ class Splitter(Adversary):
         topic = seen.topic
         if member == topics.COORDINATOR:
             return b"Contribution" not in seen.payload and topic in {
-                each(self.federation, name) for each in (topics.up, topics.presence) for name in PLANTS
+                each(self.federation, name)
+                for each in (topics.up, topics.presence)
+                for name in PLANTS
             }
         return topic in (
-            topics.spec(self.federation), topics.round_state(self.federation), topics.down(self.federation, member),
-            topics.presence(self.federation, topics.COORDINATOR), topics.presence(self.federation, member),
-        )  # fmt: skip
+            topics.spec(self.federation),
+            topics.round_state(self.federation),
+            topics.down(self.federation, member),
+            topics.presence(self.federation, topics.COORDINATOR),
+            topics.presence(self.federation, member),
+        )
 
 
 @pytest.mark.slow
@@ -327,10 +393,15 @@ def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_b
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        proxies = {name: stack.enter_context(UnreliableProxy(broker.port)) for name in (topics.COORDINATOR, *PLANTS)}
+        proxies = {
+            name: stack.enter_context(UnreliableProxy(broker.port))
+            for name in (topics.COORDINATOR, *PLANTS)
+        }
         reached = {name: Endpoint.parse(proxy.url) for name, proxy in proxies.items()}
         signers = Authority("split").signers()
-        federation = Federation(reached, plants, tmp_path, "split", 3, Participation(), signers=signers)
+        federation = Federation(
+            reached, plants, tmp_path, "split", 3, Participation(), signers=signers
+        )
         splitter = Splitter(broker, "split", proxies)
         coordinator = federation.coordinator()
         nodes = [federation.node(name) for name in PLANTS]
@@ -343,7 +414,10 @@ def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_b
     simulated = simulate(federation.spec, federation.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    )
     told = [event for session in (coordinator, *nodes) for event in session.all_told()]
     assert not any(isinstance(event, progress.NodeRefused) for event in told)
     assert not any("older copy" in event.text for event in told if isinstance(event, progress.Note))
@@ -353,11 +427,15 @@ def test_a_coordinator_that_changes_the_spec_of_a_run_is_noticed(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     signers = Authority("altered").signers()
-    federation = Federation(broker, plants, tmp_path, "altered", 500, Participation(), signers=signers)
+    federation = Federation(
+        broker, plants, tmp_path, "altered", 500, Participation(), signers=signers
+    )
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
     changed = msgspec.structs.replace(federation.spec, seed=8)
-    with MqttClient(federation.endpoint(topics.COORDINATOR), "", inbox=queue.Queue(), persistent=False) as unfaithful:
+    with MqttClient(
+        federation.endpoint(topics.COORDINATOR), "", inbox=queue.Queue(), persistent=False
+    ) as unfaithful:
         unfaithful.publish(topics.spec("altered"), encode(changed), retain=True)
         told = node.wait_for(progress.Note)
     assert "has changed the spec of this run" in told.text  # type: ignore[union-attr]
@@ -369,7 +447,9 @@ def test_a_coordinator_that_changes_the_spec_of_a_run_is_noticed(
 def test_a_node_that_starts_again_notices_a_spec_that_was_changed_meanwhile(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """It says what has changed, and goes on once the coordinator has said what the run began with."""
+    """It says what has changed, and goes on once the coordinator has said what the run began
+    with.
+    """
     federation = Federation(broker, plants, tmp_path, "altered-later", 500, Participation())
     endpoint, first = federation.endpoint(topics.COORDINATOR), federation.spec
     coordinator, nodes = federation.coordinator(), [federation.node(name) for name in PLANTS]
@@ -405,7 +485,10 @@ def test_without_signatures_the_same_meddling_ends_a_federation(
     liar = Adversary(broker, "unsigned")
     node = federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
-    liar.say(topics.round_state("unsigned"), RoundState(run=federation.spec.run, round=1, status="aborted", reason="!"))
+    liar.say(
+        topics.round_state("unsigned"),
+        RoundState(run=federation.spec.run, round=1, status="aborted", reason="!"),
+    )
     with pytest.raises(EdgeNodeError, match="ended early: !"):
         node.end()
     liar.close()
@@ -416,9 +499,13 @@ def test_without_signatures_the_same_meddling_ends_a_federation(
 def test_a_federation_that_is_played_back_trains_nobody(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spec, round and broadcast of an earlier run, all of them right: only a coordinator that answers is there now."""
+    """Spec, round and broadcast of an earlier run, all of them right:
+    only a coordinator that answers is there now.
+    """
     authority = Authority("past")
-    federation = Federation(broker, plants, tmp_path, "past", 500, Participation(), signers=authority.signers())
+    federation = Federation(
+        broker, plants, tmp_path, "past", 500, Participation(), signers=authority.signers()
+    )
     listener = Adversary(broker, "past")
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
@@ -426,10 +513,16 @@ def test_a_federation_that_is_played_back_trains_nobody(
     for session in (*nodes, coordinator):
         session.stop()
     listener.close()
-    played = [each.payload for each in listener.seen if each.topic == topics.round_state("past")][-1]
+    played = [each.payload for each in listener.seen if each.topic == topics.round_state("past")][
+        -1
+    ]
     blob = decode_any(played[ENVELOPE_HEADER:]).broadcast  # type: ignore[union-attr]
     player = BlobTransfer(
-        broker, "past", topics.COORDINATOR, BlobStore(tmp_path / "coordinator" / "blobs"), queue.Queue()
+        broker,
+        "past",
+        topics.COORDINATOR,
+        BlobStore(tmp_path / "coordinator" / "blobs"),
+        queue.Queue(),
     )
     player.start()
     player.offer(blob.digest, blob.chunk_size)
@@ -439,7 +532,9 @@ def test_a_federation_that_is_played_back_trains_nobody(
     note = fooled.wait_for(progress.Note)
     while "has not let us in" not in note.text:  # type: ignore[union-attr]
         note = fooled.wait_for(progress.Note)
-    assert not any(isinstance(event, progress.Received | progress.Measured) for event in fooled.told)
+    assert not any(
+        isinstance(event, progress.Received | progress.Measured) for event in fooled.told
+    )
     fooled.stop()
     player.close()
 
@@ -447,13 +542,26 @@ def test_a_federation_that_is_played_back_trains_nobody(
 def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A broker may send what nobody has subscribed to: beside the topics that are signed, or where chunks belong."""
-    strays = ["x", "", "a/b/c/d/e/f/g/h", *(f"{topic}/x" for topic in (*TOPICS, topics.spec("steel")))]
+    """A broker may send what nobody has subscribed to: beside the topics that are signed,
+    or where chunks belong.
+    """
+    strays = [
+        "x",
+        "",
+        "a/b/c/d/e/f/g/h",
+        *(f"{topic}/x" for topic in (*TOPICS, topics.spec("steel"))),
+    ]
     strays += [topics.want("steel", name, "x") for name in ("coordinator", *PLANTS)]
     with UnreliableProxy(broker.port) as proxy:
         reached = Endpoint.parse(proxy.url)
         federation = Federation(
-            reached, plants, tmp_path, "steel", 2, Participation(), signers=Authority("steel").signers()
+            reached,
+            plants,
+            tmp_path,
+            "steel",
+            2,
+            Participation(),
+            signers=Authority("steel").signers(),
         )
         coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
         coordinator.wait_for(progress.NodeJoined)
@@ -467,28 +575,44 @@ def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
         sessions = [coordinator, node, *(federation.node(name) for name in PLANTS[1:])]
         ends = [session.end() for session in sessions]
     assert all(ends)
-    assert [event.node for event in coordinator.told if isinstance(event, progress.NodeJoined)] == [PLANTS[0]]
+    assert [event.node for event in coordinator.told if isinstance(event, progress.NodeJoined)] == [
+        PLANTS[0]
+    ]
 
 
 def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     broker: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Chunks bear no signature, so bytes that do not fit prove nothing about their holder."""
-    signers, news, data = Authority("steel").signers(), queue.Queue[object](), secrets.token_bytes(5000)
+    signers, news, data = (
+        Authority("steel").signers(),
+        queue.Queue[object](),
+        secrets.token_bytes(5000),
+    )
     holder, asker = (
-        BlobTransfer(replace(broker, signer=signers[name]), "steel", name, BlobStore(tmp_path / name), news)
+        BlobTransfer(
+            replace(broker, signer=signers[name]), "steel", name, BlobStore(tmp_path / name), news
+        )
         for name in ("plant-a", "coordinator")
     )
     digest, size = holder._store.put(data)
     manifest = Manifest(
-        federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=8192
+        federation="steel",
+        run="a" * 16,
+        round=1,
+        node="plant-a",
+        digest=digest,
+        size=size,
+        chunk_size=8192,
     )
     forger = MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()
     asker.start()
     asker.fetch(manifest)
 
     def noticed() -> bool:  # the asker may not listen yet
-        forger.publish(topics.chunks("steel", "plant-a", digest, 8192), encode_chunk(0, bytes(size)), qos=0)
+        forger.publish(
+            topics.chunks("steel", "plant-a", digest, 8192), encode_chunk(0, bytes(size)), qos=0
+        )
         return bool(caplog.records)
 
     wait_until(noticed)
@@ -508,7 +632,13 @@ def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     federation = Federation(
-        broker, plants, tmp_path, "repeated", 1, Participation(), signers=Authority("repeated").signers()
+        broker,
+        plants,
+        tmp_path,
+        "repeated",
+        1,
+        Participation(),
+        signers=Authority("repeated").signers(),
     )
     listener = Adversary(broker, "repeated")
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
@@ -532,11 +662,15 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
     def join(endpoint: Endpoint, name: str) -> Joinable | None:
         return discover(endpoint, name, 0.5, said.append, lambda: False, tmp_path)
 
-    signed = Federation(broker, plants, tmp_path / "1", "closed", 1, Participation(), signers=authority.signers())
+    signed = Federation(
+        broker, plants, tmp_path / "1", "closed", 1, Participation(), signers=authority.signers()
+    )
     session = signed.coordinator()
     with_kit = replace(broker, signer=MessageSigner(authority.kit(PLANTS[0])))
     assert join(with_kit, "closed") == (signed.spec, False)
-    with pytest.raises(UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"):
+    with pytest.raises(
+        UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"
+    ):
         join(broker, "closed")
     session.stop()
     unsigned = Federation(broker, plants, tmp_path / "2", "closed", 1, Participation())
@@ -544,7 +678,9 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
     with pytest.raises(UsageError, match="no coordinator appeared"):
         join(with_kit, "closed")
     session.stop()
-    told = [record.getMessage() for record in caplog.records if "closed/spec" in record.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "closed/spec" in record.getMessage()
+    ]
     assert told == [f"ignored a message on {topics.spec('closed')}: it is not signed"]
 
 
@@ -552,19 +688,38 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("default")
-    signers = {name: signer for name, signer in authority.signers().items() if name in (topics.COORDINATOR, PLANTS[0])}
+    signers = {
+        name: signer
+        for name, signer in authority.signers().items()
+        if name in (topics.COORDINATOR, PLANTS[0])
+    }
     federation = Federation(
-        broker, plants, tmp_path, "default", 2, Participation(), "fedavg", signers=signers, codec="int4", epochs="1"
+        broker,
+        plants,
+        tmp_path,
+        "default",
+        2,
+        Participation(),
+        "fedavg",
+        signers=signers,
+        codec="int4",
+        epochs="1",
     )  # that the page's node knows no codec is nobody's concern
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     others = [
         ForeignNode(
-            broker.port, name, MQTTProtocolVersion.MQTTv5, weight=9, shift=0.01,
+            broker.port,
+            name,
+            MQTTProtocolVersion.MQTTv5,
+            weight=9,
+            shift=0.01,
             key=Ed25519PrivateKey.from_private_bytes(authority.keys[name].raw),
-            coordinator=Ed25519PrivateKey.from_private_bytes(authority.keys["coordinator"].raw).public_key(),
+            coordinator=Ed25519PrivateKey.from_private_bytes(
+                authority.keys["coordinator"].raw
+            ).public_key(),
         )
         for name in PLANTS[1:]
-    ]  # fmt: skip
+    ]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(ForeignNode.run, others))
     outcome = coordinator.end()
@@ -572,7 +727,9 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     assert isinstance(outcome, Outcome)
     assert all(same(outcome.broadcast, result) for result in results)
     assert federation.contributors() == [{*PLANTS}] * 2
-    first, *later = [event.bytes for event in node.all_told() if isinstance(event, progress.Received)]
+    first, *later = [
+        event.bytes for event in node.all_told() if isinstance(event, progress.Received)
+    ]
     assert later
     assert max(later) < first / 5
 
@@ -581,10 +738,14 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
 def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Its contribution to the open round does not count either; the quorum follows the members that are left."""
+    """Its contribution to the open round does not count either;
+    the quorum follows the members that are left.
+    """
     authority = Authority("purged")
     signers = authority.signers()
-    federation = Federation(broker, plants, tmp_path, "purged", 40, Participation(), signers=signers)
+    federation = Federation(
+        broker, plants, tmp_path, "purged", 40, Participation(), signers=signers
+    )
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
@@ -597,7 +758,7 @@ def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on
     signers[topics.COORDINATOR] = MessageSigner(authority.kit(topics.COORDINATOR))
     coordinator = federation.coordinator()
     said = coordinator.wait_for(progress.Note)
-    while "no member any more: plant-c; the others go on, 2 close a round" not in said.text:  # type: ignore[union-attr]
+    while ("no member any more: plant-c; the others go on, 2 close a round") not in said.text:  # type: ignore[union-attr]
         said = coordinator.wait_for(progress.Note)
     nodes[PLANTS[0]] = federation.node(PLANTS[0])
     assert isinstance(coordinator.end(), Outcome)
@@ -614,20 +775,34 @@ def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
     authority = Authority("few")
     signers = authority.signers()
     federation = Federation(broker, plants, tmp_path, "few", 40, Participation(), signers=signers)
-    federation.spec = msgspec.structs.replace(federation.spec, aggregation=Aggregation("multi_krum"))
+    federation.spec = msgspec.structs.replace(
+        federation.spec, aggregation=Aggregation("multi_krum")
+    )
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     sessions[0].wait_for(progress.RoundClosed)
     for session in sessions:
         session.stop()
     authority.revoke(PLANTS[2])
     signers[topics.COORDINATOR] = MessageSigner(authority.kit(topics.COORDINATOR))
-    with Ledger(tmp_path / "coordinator") as ledger, pytest.raises(UsageError, match="2 of 3 nodes are left"):
-        coordinate(ledger, federation.spec, federation.first, federation.endpoint(topics.COORDINATOR), print)
+    with (
+        Ledger(tmp_path / "coordinator") as ledger,
+        pytest.raises(UsageError, match="2 of 3 nodes are left"),
+    ):
+        coordinate(
+            ledger,
+            federation.spec,
+            federation.first,
+            federation.endpoint(topics.COORDINATOR),
+            print,
+        )
 
 
 def test_members_cannot_guess_each_others_client_ids() -> None:
     authority = Authority("steel")
-    ids = {MessageSigner(authority.kit(name)).derive_secret("edge-node/steel/plant-a") for name in authority.keys}
+    ids = {
+        MessageSigner(authority.kit(name)).derive_secret("edge-node/steel/plant-a")
+        for name in authority.keys
+    }
     assert len(ids) == len(authority.keys)
     assert MessageSigner(authority.kit("plant-a")).derive_secret("x") == MessageSigner(
         authority.kit("plant-a")

@@ -1,4 +1,6 @@
-"""Whom a real mosquitto admits with the configuration that `edge-node provision` has written, as it is."""
+"""Whom a real mosquitto admits with the configuration that `edge-node provision` has written,
+as it is.
+"""
 
 import logging
 import socket
@@ -34,7 +36,9 @@ def with_files(broker: Guarded, pair: KeyPair | None, folder: Path) -> Endpoint:
         return Endpoint.parse(broker.url, ca=folder / "ca.pem")
     (folder / "cert.pem").write_text(pair.certificate)
     (folder / "key.pem").write_text(pair.key)
-    return Endpoint.parse(broker.url, ca=folder / "ca.pem", cert=folder / "cert.pem", key=folder / "key.pem")
+    return Endpoint.parse(
+        broker.url, ca=folder / "ca.pem", cert=folder / "cert.pem", key=folder / "key.pem"
+    )
 
 
 @pytest.mark.parametrize("name", ["coordinator", "monitor", "plant-a", "plant-b"])
@@ -43,12 +47,17 @@ def test_the_broker_admits_every_member_with_its_kit(name: str, provisioned: Gua
 
 
 def issued(broker: Guarded, ends: timedelta, by: KeyPair | None = None) -> KeyPair:
-    return certificate_authority.issue_member(by or broker.members.registry.ca, "steel", "plant-a", NOW, NOW + ends)
+    return certificate_authority.issue_member(
+        by or broker.members.registry.ca, "steel", "plant-a", NOW, NOW + ends
+    )
 
 
 STRANGERS: dict[str, tuple[Callable[[Guarded], KeyPair | None], str]] = {
     "nobody": (lambda broker: None, "does not accept our certificate: there is none"),
-    "who has expired": (lambda broker: issued(broker, -DAY / 24), "does not accept our certificate: it has expired"),
+    "who has expired": (
+        lambda broker: issued(broker, -DAY / 24),
+        "does not accept our certificate: it has expired",
+    ),
     "another federation": (
         lambda broker: issued(broker, DAY, certificate_authority.create_authority("iron", NOW)),
         "does not accept our certificate: another authority has issued it",
@@ -79,9 +88,13 @@ def test_nobody_speaks_to_the_broker_in_the_clear(provisioned: Guarded) -> None:
     assert "scheme and port belong together" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("version", "accepted"), [("TLSv1_1", False), ("TLSv1_2", True), ("TLSv1_3", True)])
+@pytest.mark.parametrize(
+    ("version", "accepted"), [("TLSv1_1", False), ("TLSv1_2", True), ("TLSv1_3", True)]
+)
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1")
-def test_the_broker_speaks_tls_from_1_2_on(version: str, accepted: bool, provisioned: Guarded) -> None:
+def test_the_broker_speaks_tls_from_1_2_on(
+    version: str, accepted: bool, provisioned: Guarded
+) -> None:
     context = provisioned.kits["plant-a"].tls_context()
     context.set_ciphers("ALL:@SECLEVEL=0")  # else our own side would refuse
     context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
@@ -103,19 +116,27 @@ def test_we_do_not_accept_a_broker_at_another_host_or_of_another_federation(
         admitted(msgspec.structs.replace(its, broker=f"mqtts://localhost:{port}"))
     assert "host name" in caught.value.remedy
     with pytest.raises(BrokerError, match="is not trusted") as caught:
-        admitted(msgspec.structs.replace(make(tmp_path / "other").kits["plant-a"], broker=provisioned.url))
+        admitted(
+            msgspec.structs.replace(
+                make(tmp_path / "other").kits["plant-a"], broker=provisioned.url
+            )
+        )
     assert "not the broker of the kit's federation" in caught.value.remedy
 
 
 def test_an_expired_kit_says_so_before_it_connects(provisioned: Guarded) -> None:
     pair = issued(provisioned, -DAY)
-    old = msgspec.structs.replace(provisioned.kits["plant-a"], certificate=pair.certificate, key=pair.key)
+    old = msgspec.structs.replace(
+        provisioned.kits["plant-a"], certificate=pair.certificate, key=pair.key
+    )
     with pytest.raises(UsageError, match="certificate of plant-a has expired") as caught:
         admitted(old)
     assert "edge-node provision --renew" in caught.value.remedy
 
 
-def test_the_largest_message_and_a_usual_chunk_fit_and_what_is_larger_does_not(provisioned: Guarded) -> None:
+def test_the_largest_message_and_a_usual_chunk_fit_and_what_is_larger_does_not(
+    provisioned: Guarded,
+) -> None:
     coordinator, _ = connect(Endpoint.from_kit(provisioned.kits["coordinator"]))
     node, inbox = connect(Endpoint.from_kit(provisioned.kits["plant-a"]))
     topic = topics.chunks("steel", "coordinator", "0" * 64, 262_144)
@@ -123,7 +144,10 @@ def test_the_largest_message_and_a_usual_chunk_fit_and_what_is_larger_does_not(p
         node.max_payload = 1 << 20
         node.subscribe(topics.down("steel", "plant-a"), topic)
         settle(node, inbox, topics.presence("steel", "plant-a"))
-        for where, size in ((topics.down("steel", "plant-a"), MAX_MESSAGE), (topic, 262_144 + 1024)):
+        for where, size in (
+            (topics.down("steel", "plant-a"), MAX_MESSAGE),
+            (topic, 262_144 + 1024),
+        ):
             coordinator.publish(where, bytes(size))
             received = inbox.get(timeout=60)
             assert (received.topic, len(received.payload)) == (where, size)
@@ -131,7 +155,9 @@ def test_the_largest_message_and_a_usual_chunk_fit_and_what_is_larger_does_not(p
             coordinator.publish(topic, bytes(1 << 20))
 
 
-def test_what_was_said_to_a_member_that_is_away_outlives_a_restart_of_the_broker(provisioned: Guarded) -> None:
+def test_what_was_said_to_a_member_that_is_away_outlives_a_restart_of_the_broker(
+    provisioned: Guarded,
+) -> None:
     node, inbox = connect(Endpoint.from_kit(provisioned.kits["plant-a"]), "edge-node/steel/plant-a")
     node.subscribe(topics.down("steel", "plant-a"))
     settle(node, inbox, topics.presence("steel", "plant-a"))
@@ -153,7 +179,9 @@ def test_what_was_said_to_a_member_that_is_away_outlives_a_restart_of_the_broker
 
 
 def settle(mqtt: MqttClient, inbox: "Queue[Any]", topic: str) -> None:
-    """Return once all that was subscribed to before is in force: what we say ourselves comes back."""
+    """Return once all that was subscribed to before is in force:
+    what we say ourselves comes back.
+    """
     mqtt.subscribe(topic)
     mqtt.publish(topic, b'"here"')
     while not (isinstance(got := inbox.get(timeout=60), Delivery) and got.topic == topic):
@@ -161,8 +189,12 @@ def settle(mqtt: MqttClient, inbox: "Queue[Any]", topic: str) -> None:
     mqtt.ack(got)
 
 
-def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(provisioned: Guarded) -> None:
-    """mosquitto 2.0.11 does not bind client ids to user names, and two connections of one member need two."""
+def test_who_knew_a_client_id_could_take_its_session_so_members_cannot_guess_it(
+    provisioned: Guarded,
+) -> None:
+    """mosquitto 2.0.11 does not bind client ids to user names,
+    and two connections of one member need two.
+    """
     its, other = (Endpoint.from_kit(provisioned.kits[name]) for name in ("plant-a", "plant-b"))
     name = "edge-node/steel/one"
     victim, inbox = connect(its, name)
@@ -186,8 +218,13 @@ def test_a_member_that_asks_for_qos_2_is_disconnected(provisioned: Guarded) -> N
         assert inbox.get(timeout=60) == Disconnected(mqtt, "QoS not supported")
 
 
-def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_are_not(provisioned: Guarded) -> None:
-    """With a limit that is reached sooner. What it piled up goes with the broker's data, which can be spared."""
+def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_are_not(
+    provisioned: Guarded,
+) -> None:
+    """With a limit that is reached sooner.
+
+    What it piled up goes with the broker's data, which can be spared.
+    """
     conf = provisioned.folder / "broker" / "mosquitto.conf"
     whole = conf.read_text()
     conf.write_text(whole.replace("memory_limit 1073741824", "memory_limit 20000000"))
@@ -225,7 +262,7 @@ def heard_by_the_coordinator(broker: Guarded, mqtt: MqttClient) -> bool:
         return b"here" in [each.payload for each in arrived]
 
 
-def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_is_put_out_by_a_restart(
+def test_a_revoked_node_stays_out_once_the_broker_has_read_the_list_and_is_put_out_by_a_restart(
     provisioned: Guarded,
 ) -> None:
     """Last, since it changes the federation."""
@@ -237,17 +274,23 @@ def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_i
     for name in ("plant-a", "plant-b"):  # two lists, in one second: the later one counts
         provisioned.members = provisioned.members.change(revoke=[name])
         provisioned.reload()
-    with pytest.raises(BrokerError, match="does not accept our certificate: it was revoked") as caught:
+    with pytest.raises(
+        BrokerError, match="does not accept our certificate: it was revoked"
+    ) as caught:
         admitted(its)
     assert "new kit" in caught.value.remedy
     assert admitted(provisioned.kits["coordinator"])
     assert (mqtt.is_connected, inbox.qsize()) == (True, 0)
-    assert not heard_by_the_coordinator(provisioned, mqtt), "it is still connected, but may say nothing"
+    assert not heard_by_the_coordinator(provisioned, mqtt), (
+        "it is still connected, but may say nothing"
+    )
     provisioned.restart()
     assert isinstance(inbox.get(timeout=60), Disconnected)
     with pytest.raises(BrokerError, match="it was revoked"):
         admitted(its)
     assert "refuses a message: Not authorized" in logged.get(timeout=60).message
-    assert "does not accept our certificate any more: it was revoked" in logged.get(timeout=60).message
+    assert (
+        "does not accept our certificate any more: it was revoked" in logged.get(timeout=60).message
+    )
     mqtt.close()
     logging.getLogger("broker_config.mqtt.client").removeHandler(handler)

@@ -1,4 +1,6 @@
-"""Every file of a federation's folder, damaged: provisioning writes it again, or says what must be brought back."""
+"""Every file of a federation's folder, damaged: provisioning writes it again,
+or says what must be brought back.
+"""
 
 import shutil
 from datetime import UTC, datetime
@@ -36,8 +38,13 @@ class Provisioned:
     """A federation from which a node was revoked, with a copy of its folder from before."""
 
     def __init__(self, folder: Path):
-        self.snapshot, self._scratch = Snapshot(folder / "newer", folder / "older", _part), folder / "scratch"
-        first = ChangeRequest(nodes=("plant-a", "plant-b"), hosts=("broker",), broker_folder="/etc/mosquitto")
+        self.snapshot, self._scratch = (
+            Snapshot(folder / "newer", folder / "older", _part),
+            folder / "scratch",
+        )
+        first = ChangeRequest(
+            nodes=("plant-a", "plant-b"), hosts=("broker",), broker_folder="/etc/mosquitto"
+        )
         self._provision(self.snapshot.older, first)
         shutil.copytree(self.snapshot.older, self.snapshot.newer)
         requests = (certificate_request.read(Plant(folder, "plant-d").place.request),)
@@ -62,7 +69,11 @@ class Provisioned:
         kits: dict[str, object] = {
             path.name: kit.read(path, phrases[path.stem]) for path in files if path.suffix == ".kit"
         }
-        return kits | {str(path.relative_to(here)): path.read_bytes() for path in files if path.suffix != ".kit"}
+        return kits | {
+            str(path.relative_to(here)): path.read_bytes()
+            for path in files
+            if path.suffix != ".kit"
+        }
 
     def try_all(self, cases: list[Case]) -> dict[Case, Outcome]:
         return try_all("authority", self.snapshot, cases, self.start, self._scratch)

@@ -1,4 +1,6 @@
-"""Keys are made where they are used: `edge-node request` at a member, `provision --request`, `request --accept`."""
+"""Keys are made where they are used: `edge-node request` at a member,
+`provision --request`, `request --accept`.
+"""
 
 import base64
 import json
@@ -23,7 +25,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import AttributeOID
 
 from broker_config.protocol.errors import UsageError
-from broker_config.security import certificate_authority, certificate_request, enrolment, kit, member_list, trust
+from broker_config.security import (
+    certificate_authority,
+    certificate_request,
+    enrolment,
+    kit,
+    member_list,
+    trust,
+)
 from broker_config.security.enrolment import Enrolment
 from broker_config.security.kit import Keys
 from broker_config.security.member_registry import ChangeRequest
@@ -56,7 +65,9 @@ class Steel:
         self.plants = {name: Plant(folder, name) for name in PLANTS}
         self.operator = Administration(folder / "steel")
         self.registry = self.operator.found(*self.plants.values())
-        self.kits = {name: plant.accept(self.operator.answer(name)) for name, plant in self.plants.items()}
+        self.kits = {
+            name: plant.accept(self.operator.answer(name)) for name, plant in self.plants.items()
+        }
 
     def copy(self, to: Path) -> "Steel":
         """To change something."""
@@ -86,23 +97,42 @@ def steel(untouched: Steel, tmp_path: Path) -> Steel:
 # Whose keys are where
 
 
-def test_no_private_key_of_a_plant_is_in_what_it_sends_or_the_operator_has(untouched: Steel) -> None:
-    """Neither in PEM, nor raw, hexadecimal or base64, and none that the operator could make a kit of."""
+def test_no_private_key_of_a_plant_is_in_what_it_sends_or_the_operator_has(
+    untouched: Steel,
+) -> None:
+    """Neither in PEM, nor raw, hexadecimal or base64,
+    and none that the operator could make a kit of.
+    """
     theirs = [path for path in untouched.operator.folder.rglob("*") if path.is_file()]
     sent = [plant.place.request for plant in untouched.plants.values()]
     content = b"\n".join(path.read_bytes() for path in (*theirs, *sent))
     assert len(theirs) > 15
     for its in untouched.kits.values():
-        tls = certificate_authority.load_private(its.key).private_numbers().private_value.to_bytes(32)
+        tls = (
+            certificate_authority.load_private(its.key).private_numbers().private_value.to_bytes(32)
+        )
         for secret in (its.signing, tls):
-            forms = (secret, secret.hex().encode(), base64.b64encode(secret)[:-4], its.key.splitlines()[1].encode())
+            forms = (
+                secret,
+                secret.hex().encode(),
+                base64.b64encode(secret)[:-4],
+                its.key.splitlines()[1].encode(),
+            )
             assert not [form for form in forms if form in content]
     assert {each.name for each in kits(untouched.registry)} == {"coordinator", "monitor"}
-    assert {path.stem for path in (untouched.operator.folder / "kits").iterdir()} == {"coordinator", "monitor"}
-    assert set((untouched.operator.folder / "passphrases.txt").read_text().split()[::2]) == {"coordinator", "monitor"}
+    assert {path.stem for path in (untouched.operator.folder / "kits").iterdir()} == {
+        "coordinator",
+        "monitor",
+    }
+    assert set((untouched.operator.folder / "passphrases.txt").read_text().split()[::2]) == {
+        "coordinator",
+        "monitor",
+    }
 
 
-def test_an_answer_makes_a_kit_that_the_broker_admits_and_the_others_believe(untouched: Steel) -> None:
+def test_an_answer_makes_a_kit_that_the_broker_admits_and_the_others_believe(
+    untouched: Steel,
+) -> None:
     for name, its in untouched.kits.items():
         assert (its.federation, its.name, its.broker) == ("steel", name, "mqtts://127.0.0.1:8883")
         assert meet(untouched.members, its) == "TLSv1.3"
@@ -110,7 +140,10 @@ def test_an_answer_makes_a_kit_that_the_broker_admits_and_the_others_believe(unt
         assert MessageSigner(its).members == its.members()
         place = untouched.plants[name].place
         assert kit.read(place.kit, untouched.plants[name].passphrase) == its
-        assert place.trust.read_bytes() == (untouched.operator.folder / "trust" / f"{name}.trust").read_bytes()
+        assert (
+            place.trust.read_bytes()
+            == (untouched.operator.folder / "trust" / f"{name}.trust").read_bytes()
+        )
         assert trust.read(place.trust).node == name
 
 
@@ -144,7 +177,9 @@ def test_keys_are_never_overwritten(untouched: Steel, steel: Steel) -> None:
     again = enrolment.request(place)
     assert (again.made, again.fingerprint) == (False, untouched.plants["plant-a"].fingerprint)
     assert kit.read(place.kit, steel.plants["plant-a"].passphrase) == untouched.kits["plant-a"]
-    assert steel.operator.provision(steel.plants["plant-a"]) == steel.registry, "the same request changes nothing"
+    assert steel.operator.provision(steel.plants["plant-a"]) == steel.registry, (
+        "the same request changes nothing"
+    )
 
 
 def test_without_its_answer_a_kit_is_no_kit_yet(tmp_path: Path) -> None:
@@ -156,7 +191,9 @@ def test_without_its_answer_a_kit_is_no_kit_yet(tmp_path: Path) -> None:
     assert "PRIVATE" not in repr(kit.read_keys(plant.place.kit, plant.passphrase))
 
 
-def test_a_passphrase_that_was_moved_away_is_asked_for(steel: Steel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passphrase_that_was_moved_away_is_asked_for(
+    steel: Steel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant = steel.plants["plant-a"]
     phrase = plant.passphrase
     plant.place.passphrase.unlink()
@@ -177,7 +214,9 @@ def test_coordinator_and_monitor_may_make_their_own_keys_too(tmp_path: Path) -> 
         assert meet(Members(operator.folder, registry, {}), its)
         assert MessageSigner(its)
     assert set(made["plant-a"].members().nodes) == {"plant-a"}
-    assert made["plant-a"].members().coordinator.key == SigningKey(made["coordinator"].signing).public
+    assert (
+        made["plant-a"].members().coordinator.key == SigningKey(made["coordinator"].signing).public
+    )
     unsigned = MessageSigner(made["monitor"]).sign("edge-node/v1/steel/status", b"{}")
     assert unsigned == b"{}", "a monitor signs nothing"
     assert not plants[1].place.trust.exists()
@@ -213,7 +252,9 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run(
             plant, operator = Plant(folder, "plant-a"), Administration(folder / "steel")
             operator.found(plant)
         answer = operator.answer("plant-a") if accepting else None
-        process = multiprocessing.get_context("fork").Process(target=killed, args=(step, folder, answer))
+        process = multiprocessing.get_context("fork").Process(
+            target=killed, args=(step, folder, answer)
+        )
         process.start()
         process.join(60)
         assert process.exitcode == (0 if step == steps else -signal.SIGKILL)
@@ -238,11 +279,18 @@ def write_request(
     named: tuple[bytes, bytes] | None = None,
 ) -> Path:
     """A request of two halves with these keys and names."""
-    keys = first or ec.generate_private_key(ec.SECP256R1()), second or ed25519.Ed25519PrivateKey.generate()
-    digests = named or tuple(certificate_request._digest(key.public_key()) for key in reversed(keys))  # type: ignore[attr-defined]
+    keys = (
+        first or ec.generate_private_key(ec.SECP256R1()),
+        second or ed25519.Ed25519PrivateKey.generate(),
+    )
+    digests = named or tuple(
+        certificate_request._digest(key.public_key()) for key in reversed(keys)
+    )  # type: ignore[attr-defined]
     halves = []
     for key, name, digest in zip(keys, names, digests, strict=True):
-        builder = x509.CertificateSigningRequestBuilder().subject_name(certificate_authority.subject("steel", name))
+        builder = x509.CertificateSigningRequestBuilder().subject_name(
+            certificate_authority.subject("steel", name)
+        )
         builder = builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, digest)
         algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
         halves.append(builder.sign(key, algorithm).public_bytes(serialization.Encoding.PEM))  # type: ignore[arg-type]
@@ -286,10 +334,15 @@ def pem(der: bytes) -> str:
 
 
 @pytest.mark.parametrize("half", [0, 1], ids=["TLS", "signing"])
-def test_who_has_not_the_private_keys_can_ask_for_nothing(half: int, untouched: Steel, tmp_path: Path) -> None:
+def test_who_has_not_the_private_keys_can_ask_for_nothing(
+    half: int, untouched: Steel, tmp_path: Path
+) -> None:
     """A public key is no secret: another's, with a signature that is not its owner's."""
     text = untouched.plants["plant-a"].place.request.read_bytes()
-    halves = [each.public_bytes(serialization.Encoding.DER) for each in map(x509.load_pem_x509_csr, split(text))]
+    halves = [
+        each.public_bytes(serialization.Encoding.DER)
+        for each in map(x509.load_pem_x509_csr, split(text))
+    ]
     halves[half] = halves[half][:-1] + bytes([halves[half][-1] ^ 1])  # the signature's last byte
     (tmp_path / "x.request").write_text("".join(map(pem, halves)))
     with pytest.raises(UsageError, match="not signed with the keys that it names"):
@@ -302,13 +355,17 @@ def split(request: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_tampered_request_is_refused_or_still_the_same(seed: int, untouched: Steel, tmp_path: Path) -> None:
+def test_a_tampered_request_is_refused_or_still_the_same(
+    seed: int, untouched: Steel, tmp_path: Path
+) -> None:
     rng, path = random.Random(seed), tmp_path / "plant-a.request"
     whole = untouched.plants["plant-a"].place.request.read_bytes()
     expected, refused = certificate_request.read(untouched.plants["plant-a"].place.request), 0
     for _ in range(60):
         where = rng.randrange(len(whole))
-        path.write_bytes(whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :])
+        path.write_bytes(
+            whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :]
+        )
         try:
             assert certificate_request.read(path).fingerprint == expected.fingerprint
         except UsageError as error:
@@ -336,7 +393,15 @@ def test_what_is_no_request_is_refused_with_a_remedy(untouched: Steel, tmp_path:
 
 
 def test_openssl_reads_a_request(untouched: Steel) -> None:
-    command = ["openssl", "req", "-in", str(untouched.plants["plant-a"].place.request), "-noout", "-verify", "-subject"]
+    command = [
+        "openssl",
+        "req",
+        "-in",
+        str(untouched.plants["plant-a"].place.request),
+        "-noout",
+        "-verify",
+        "-subject",
+    ]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "verify OK" in shown.stdout + shown.stderr
     assert "plant-a" in shown.stdout
@@ -354,7 +419,10 @@ def test_a_request_whose_name_or_federation_does_not_fit_is_refused(
     name: str, federation: str, words: str, untouched: Steel, tmp_path: Path
 ) -> None:
     keys = Keys(
-        federation=federation, name=name, key=certificate_authority.new_private(), signing=SigningKey.generate().raw
+        federation=federation,
+        name=name,
+        key=certificate_authority.new_private(),
+        signing=SigningKey.generate().raw,
     )
     path = tmp_path / "x.request"
     path.write_text(certificate_request.encode(keys))
@@ -363,8 +431,12 @@ def test_a_request_whose_name_or_federation_does_not_fit_is_refused(
         provision(untouched.operator.folder, "steel", change, datetime.now(UTC))
 
 
-@pytest.mark.parametrize("wrong", [("steel", "broker"), ("steel", "plant a"), ("doctor", "plant-a")])
-def test_no_keys_are_made_for_a_name_that_a_member_cannot_have(wrong: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrong", [("steel", "broker"), ("steel", "plant a"), ("doctor", "plant-a")]
+)
+def test_no_keys_are_made_for_a_name_that_a_member_cannot_have(
+    wrong: tuple[str, str], tmp_path: Path
+) -> None:
     with pytest.raises(UsageError):
         enrolment.request(Enrolment(tmp_path / "x", *wrong))
     assert not (tmp_path / "x").exists()
@@ -385,7 +457,11 @@ def refuse(plant: Plant, answer: Path, words: str) -> None:
 
 def test_a_swapped_answer_is_refused(steel: Steel) -> None:
     swapped = shutil.copy(steel.operator.answer("plant-b"), steel.folder / "plant-a.answer")
-    refuse(steel.plants["plant-a"], Path(swapped), "is the answer for plant-b in federation 'steel', not for plant-a")
+    refuse(
+        steel.plants["plant-a"],
+        Path(swapped),
+        "is the answer for plant-b in federation 'steel', not for plant-a",
+    )
 
 
 def test_an_answer_to_a_request_that_was_replaced_on_its_way_is_refused(tmp_path: Path) -> None:
@@ -397,7 +473,9 @@ def test_an_answer_to_a_request_that_was_replaced_on_its_way_is_refused(tmp_path
     refuse(mine, operator.answer("plant-a"), "does not belong to the keys")
 
 
-def test_an_answer_whose_certificate_fits_but_not_its_signing_key_is_refused(tmp_path: Path) -> None:
+def test_an_answer_whose_certificate_fits_but_not_its_signing_key_is_refused(
+    tmp_path: Path,
+) -> None:
     mine, operator = Plant(tmp_path, "plant-a"), Administration(tmp_path / "steel")
     keys = kit.read_keys(mine.place.kit, mine.passphrase)
     other = msgspec.structs.replace(keys, signing=SigningKey.generate().raw)
@@ -417,7 +495,9 @@ def test_a_damaged_answer_is_refused_or_still_the_same(seed: int, steel: Steel) 
     whole, refused = steel.operator.answer("plant-a").read_bytes(), 0
     for _ in range(40):
         where = rng.randrange(len(whole))
-        path.write_bytes(whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :])
+        path.write_bytes(
+            whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :]
+        )
         try:
             assert plant.accept(path) == steel.kits["plant-a"]
         except UsageError as error:
@@ -462,7 +542,11 @@ def test_an_answer_in_which_somebody_has_put_another_broker_or_ca_is_refused(ste
         }
     )
     path.write_text(mine)
-    refuse(steel.plants["plant-a"], path, "cannot be relied on: it is of another authority than it says")
+    refuse(
+        steel.plants["plant-a"],
+        path,
+        "cannot be relied on: it is of another authority than it says",
+    )
 
 
 def test_an_answer_of_another_authority_or_an_older_one_does_not_change_a_kit(steel: Steel) -> None:
@@ -499,7 +583,10 @@ def test_an_answer_where_there_are_no_keys_is_refused(steel: Steel) -> None:
 
 def test_renewed_with_the_same_keys_old_and_new_kit_are_both_good(steel: Steel) -> None:
     steel.operator.provision(renew=["plant-a"], days=700)
-    new, old = steel.plants["plant-a"].accept(steel.operator.answer("plant-a")), steel.kits["plant-a"]
+    new, old = (
+        steel.plants["plant-a"].accept(steel.operator.answer("plant-a")),
+        steel.kits["plant-a"],
+    )
     assert (new.key, new.signing) == (old.key, old.signing)
     assert new.expires() > old.expires() + 300 * DAY
     for its in (old, new):
@@ -515,10 +602,16 @@ def test_what_ends_soon_is_renewed_by_renew_due_without_a_new_request(tmp_path: 
     assert plant.accept(operator.answer("plant-a")).expires() > old.expires() + 200 * DAY
 
 
-def test_new_keys_under_an_old_name_are_refused_unless_the_old_ones_are_revoked(steel: Steel) -> None:
-    """Whether they were lost or are only old: the operator asks, since anybody could have sent the request."""
+def test_new_keys_under_an_old_name_are_refused_unless_the_old_ones_are_revoked(
+    steel: Steel,
+) -> None:
+    """Whether they were lost or are only old: the operator asks,
+    since anybody could have sent the request.
+    """
     again = Plant(steel.folder / "new", "plant-a")
-    with pytest.raises(UsageError, match="has other keys than plant-a, which is a member already") as caught:
+    with pytest.raises(
+        UsageError, match="has other keys than plant-a, which is a member already"
+    ) as caught:
         steel.operator.provision(again)
     assert "--revoke plant-a --request" in caught.value.remedy
     registry = steel.operator.provision(again, revoke=["plant-a"])
@@ -560,7 +653,9 @@ def test_lost_answers_are_made_again_from_the_register(steel: Steel) -> None:
 
 @pytest.fixture
 def before(tmp_path: Path) -> Path:
-    """A folder that `edge-node provision` of version 0.1 has left, for ten years; plant-c was revoked."""
+    """A folder that `edge-node provision` of version 0.1 has left, for ten years;
+    plant-c was revoked.
+    """
     shutil.unpack_archive(REPOSITORY / "tests" / "data" / "provisioned_0_1.tar.xz", tmp_path)
     return tmp_path / "steel"
 
@@ -570,7 +665,9 @@ def test_a_federation_of_version_0_1_goes_on_and_its_kits_are_still_good(
 ) -> None:
     monkeypatch.setattr(kit, "_COST", 2**15)
     phrases = dict(line.split() for line in (before / "passphrases.txt").read_text().splitlines())
-    old = {name: kit.read(before / "kits" / f"{name}.kit", phrase) for name, phrase in phrases.items()}
+    old = {
+        name: kit.read(before / "kits" / f"{name}.kit", phrase) for name, phrase in phrases.items()
+    }
     assert set(old) == {"coordinator", "monitor", "plant-a", "plant-b"}
     registry = Administration(before).provision()
     assert registry.version == old["plant-a"].members().version
@@ -579,7 +676,9 @@ def test_a_federation_of_version_0_1_goes_on_and_its_kits_are_still_good(
         assert meet(Members(before, registry, {}), its)
     assert {each.name: each for each in kits(registry)} == old
     believed = trust.read(before / "trust" / "plant-a.trust")
-    assert member_list.verify(believed.charter, believed.authority, "here") == old["plant-a"].members()
+    assert (
+        member_list.verify(believed.charter, believed.authority, "here") == old["plant-a"].members()
+    )
 
 
 def test_a_plant_of_a_kit_changes_to_keys_of_its_own(before: Path, tmp_path: Path) -> None:
@@ -622,20 +721,31 @@ def test_the_commands_say_what_goes_to_whom_and_tell_machines_the_same(
     assert f"fingerprint of the request: {asked['fingerprint']}" in text
     assert "send plant-a-kit/plant-a.request to whoever provisions steel" in text
     assert (tmp_path / "plant-a-kit" / "EDGE_NODE_PASSPHRASE").read_text() not in text
-    text = succeed("provision", "steel", "--request", "plant-a-kit/plant-a.request", "--host", "broker.local")
-    assert f"if it reads out {asked['fingerprint']} as its request's fingerprint, give plant-a" in text
+    text = succeed(
+        "provision", "steel", "--request", "plant-a-kit/plant-a.request", "--host", "broker.local"
+    )
+    assert (
+        f"if it reads out {asked['fingerprint']} as its request's fingerprint, give plant-a" in text
+    )
     assert "for trials" not in text
     facts = json.loads(succeed("provision", "steel", "--json"))
-    assert {each["name"]: each.get("answer") for each in facts["members"]}["plant-a"] == "answers/plant-a.answer"
+    assert {each["name"]: each.get("answer") for each in facts["members"]}[
+        "plant-a"
+    ] == "answers/plant-a.answer"
     text = succeed("request", "steel", "plant-a", "--accept", "steel/answers/plant-a.answer")
     assert f"fingerprint of the authority: {facts['authority']}; compare it by telephone" in text
     assert "edge-node join --kit plant-a-kit/plant-a.kit" in text
     text = succeed("provision", "steel", "--renew", "plant-a")
     assert "new certificate: plant-a; the old one holds until" in text
-    facts = json.loads(succeed("request", "steel", "plant-a", "--accept", "steel/answers/plant-a.answer", "--json"))
+    facts = json.loads(
+        succeed("request", "steel", "plant-a", "--accept", "steel/answers/plant-a.answer", "--json")
+    )
     assert (facts["renewed"], facts["version"]) == (True, 2)
     text = succeed("provision", "steel", "--nodes", "plant-b")
-    assert "for trials: whoever has this folder holds the keys of plant-b; in production each makes its own" in text
+    assert (
+        "for trials: whoever has this folder holds the keys of plant-b; in production each "
+        "makes its own"
+    ) in text
     failed = here("provision", "steel", "--request", "nowhere.request")
     assert failed.returncode == 2
     assert "the request nowhere.request cannot be read" in failed.stderr

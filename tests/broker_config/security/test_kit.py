@@ -1,4 +1,6 @@
-"""Kits in use: a federation of real processes that trust neither the broker nor each other's word for who they are."""
+"""Kits in use: a federation of real processes that trust neither the broker nor each other's
+word for who they are.
+"""
 
 import json
 import shutil
@@ -38,7 +40,10 @@ SECRET = kits.PASSPHRASE
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[provisioned_federation.Guarded]:
     """Outside pytest's folder, where mosquitto's user cannot look."""
-    with tempfile.TemporaryDirectory() as folder, provisioned_federation.guarded(Path(folder), nodes=NODES) as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        provisioned_federation.guarded(Path(folder), nodes=NODES) as broker,
+    ):
         yield broker
 
 
@@ -47,21 +52,39 @@ def kit(broker: provisioned_federation.Guarded, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_kit_and_images_are_all_that_a_node_needs(guarded: provisioned_federation.Guarded, tmp_path: Path) -> None:
+def test_a_kit_and_images_are_all_that_a_node_needs(
+    guarded: provisioned_federation.Guarded, tmp_path: Path
+) -> None:
     """Behind mosquitto's generated configuration; the models can show what they were made from."""
     processes = {
         "coordinator": start(
-            "coordinate", "--kit", kit(guarded, "coordinator"), "--classes", ",".join(CLASSES), *FEDERATION,
-            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log", anew=True,
+            "coordinate",
+            "--kit",
+            kit(guarded, "coordinator"),
+            "--classes",
+            ",".join(CLASSES),
+            *FEDERATION,
+            "--state",
+            tmp_path / "coordinator",
+            log=tmp_path / "coordinator.log",
+            anew=True,
             **{SECRET: guarded.members.passphrase("coordinator")},
         ),
-    }  # fmt: skip
+    }
     for seed, name in enumerate(NODES):
         images = draw(tmp_path / "images" / name, 8, seed)
         processes[name] = start(
-            "join", "--kit", kit(guarded, name), "--data", images, "--state", tmp_path / name,
-            log=tmp_path / f"{name}.log", anew=True, **{SECRET: guarded.members.passphrase(name)},
-        )  # fmt: skip
+            "join",
+            "--kit",
+            kit(guarded, name),
+            "--data",
+            images,
+            "--state",
+            tmp_path / name,
+            log=tmp_path / f"{name}.log",
+            anew=True,
+            **{SECRET: guarded.members.passphrase(name)},
+        )
     try:
         codes = {name: process.wait(120) for name, process in processes.items()}
     finally:
@@ -76,8 +99,14 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: provisioned_federat
         assert metadata.broadcast is not None
         verify_broadcast(metadata.broadcast, guarded.kits[name].members().coordinator.key)
     assert newest_run(tmp_path / "coordinator").spec.encryption == "group"
-    shown = run("status", "--kit", kit(guarded, "monitor"), "--json", "--once",
-                **{SECRET: guarded.members.passphrase("monitor")})  # fmt: skip
+    shown = run(
+        "status",
+        "--kit",
+        kit(guarded, "monitor"),
+        "--json",
+        "--once",
+        **{SECRET: guarded.members.passphrase("monitor")},
+    )
     assert json.loads(shown.stdout)["status"] == "finished", shown
     assert "ignored" not in logs
 
@@ -88,11 +117,26 @@ def test_with_kits_messages_are_encrypted_but_in_a_run_that_has_begun_otherwise(
 ) -> None:
     """Nobody need name it to go on with a run of an earlier version."""
     state, log = tmp_path / "coordinator", tmp_path / "log"
-    for flags, expected in ((["--encryption", "none"], "none"), ([], "none"), (["--new"], "group"), ([], "group")):
+    for flags, expected in (
+        (["--encryption", "none"], "none"),
+        ([], "none"),
+        (["--new"], "group"),
+        ([], "group"),
+    ):
         process = start(
-            "coordinate", "--kit", kit(guarded, "coordinator"), "--classes", ",".join(CLASSES), *FEDERATION, *flags,
-            "--state", state, log=log, anew=True, **{SECRET: guarded.members.passphrase("coordinator")},
-        )  # fmt: skip
+            "coordinate",
+            "--kit",
+            kit(guarded, "coordinator"),
+            "--classes",
+            ",".join(CLASSES),
+            *FEDERATION,
+            *flags,
+            "--state",
+            state,
+            log=log,
+            anew=True,
+            **{SECRET: guarded.members.passphrase("coordinator")},
+        )
         try:
             wait_until(lambda: "waiting for" in log.read_text(), said=log.read_text)
             process.terminate()
@@ -105,9 +149,18 @@ def test_with_kits_messages_are_encrypted_but_in_a_run_that_has_begun_otherwise(
 def test_without_kits_what_must_be_encrypted_is_refused(tmp_path: Path) -> None:
     with start_broker(tmp_path / "broker") as broker:
         done = here(
-            "coordinate", broker.url, "--classes", "a,b", *FEDERATION, "--nodes", "2", "--encryption", "group",
-            "--state", tmp_path / "state",
-        )  # fmt: skip
+            "coordinate",
+            broker.url,
+            "--classes",
+            "a,b",
+            *FEDERATION,
+            "--nodes",
+            "2",
+            "--encryption",
+            "group",
+            "--state",
+            tmp_path / "state",
+        )
     assert done.returncode == 2
     assert "only if each has a kit" in done.stderr
 
@@ -116,17 +169,32 @@ def test_without_kits_what_must_be_encrypted_is_refused(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("coordinate", "--kit", "plant-a", "--classes", "a,b"), "this kit is that of plant-a"),
-        (("join", "--kit", "plant-a", "--data", ".", "--name", "plant-b"), "the kit is for name 'plant-a'"),
-        (("join", "--kit", "plant-a", "--data", ".", "--federation", "x"), "the kit is for federation 'steel'"),
-        (("join", "--kit", "plant-a", "--data", ".", "--ca", "ca.pem"), "holds certificates and key already"),
-        (("join", "mqtt://127.0.0.1", "--kit", "plant-a", "--data", "."), "use mqtts:// or wss://, or no URL"),
+        (
+            ("join", "--kit", "plant-a", "--data", ".", "--name", "plant-b"),
+            "the kit is for name 'plant-a'",
+        ),
+        (
+            ("join", "--kit", "plant-a", "--data", ".", "--federation", "x"),
+            "the kit is for federation 'steel'",
+        ),
+        (
+            ("join", "--kit", "plant-a", "--data", ".", "--ca", "ca.pem"),
+            "holds certificates and key already",
+        ),
+        (
+            ("join", "mqtt://127.0.0.1", "--kit", "plant-a", "--data", "."),
+            "use mqtts:// or wss://, or no URL",
+        ),
         (("join", "--data", "."), "the broker's address is missing"),
         (("join", "mqtt://127.0.0.1", "--data", "."), "this node's name is missing"),
         (("coordinate", "mqtt://127.0.0.1", "--classes", "a,b"), "the number of nodes is missing"),
     ],
 )
 def test_what_contradicts_a_kit_or_is_missing_without_one_is_said(
-    guarded: provisioned_federation.Guarded, arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+    guarded: provisioned_federation.Guarded,
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(SECRET, guarded.members.passphrase("plant-a"))
     words = [str(kit(guarded, "plant-a")) if word == "plant-a" else word for word in arguments]
@@ -148,20 +216,30 @@ def test_a_passphrase_is_asked_for_up_to_three_times_and_a_kit_that_others_can_r
         terminal.type(answer)
     assert terminal.read_to_end() == 2
     assert "can be read by others: chmod 600" in terminal.text
-    said = "the kit is for federation 'steel', not 'nothing'" if known else "edge-node: the passphrase does not open"
+    said = (
+        "the kit is for federation 'steel', not 'nothing'"
+        if known
+        else "edge-node: the passphrase does not open"
+    )
     assert said in terminal.text, terminal.text
 
 
 @contextmanager
-def enrolled(folder: Path) -> Iterator[tuple[Administration, dict[str, Plant], provisioned_federation.Guarded]]:
-    """The administration of steel, three plants that have made their own keys, and mosquitto for them."""
+def enrolled(
+    folder: Path,
+) -> Iterator[tuple[Administration, dict[str, Plant], provisioned_federation.Guarded]]:
+    """The administration of steel, three plants that have made their own keys,
+    and mosquitto for them.
+    """
     plants = {name: Plant(folder, name) for name in PLANTS}
     with tempfile.TemporaryDirectory() as passable:
         Path(passable).chmod(0o711)
         operator = Administration(Path(passable) / "steel")
         registry = operator.found(*plants.values(), port=free_port())
         made = {each.name: each for each in made_here(registry)}
-        broker = provisioned_federation.Guarded(provisioned_federation.Members(operator.folder, registry, made))
+        broker = provisioned_federation.Guarded(
+            provisioned_federation.Members(operator.folder, registry, made)
+        )
         try:
             broker.start()
             yield operator, plants, broker
@@ -175,20 +253,37 @@ def test_plants_learn_together_with_keys_that_never_left_them(tmp_path: Path) ->
     with enrolled(tmp_path) as (operator, plants, broker):
         processes = {
             "coordinator": start(
-                "coordinate", "--kit", kit(broker, "coordinator"), "--classes", ",".join(CLASSES), *FEDERATION,
-                "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log", anew=True,
+                "coordinate",
+                "--kit",
+                kit(broker, "coordinator"),
+                "--classes",
+                ",".join(CLASSES),
+                *FEDERATION,
+                "--state",
+                tmp_path / "coordinator",
+                log=tmp_path / "coordinator.log",
+                anew=True,
                 **{SECRET: broker.members.passphrase("coordinator")},
             ),
-        }  # fmt: skip
+        }
         for seed, (name, plant) in enumerate(plants.items()):
             place = plant.place
-            done = here("request", "steel", name, "--out", place.folder, "--accept", operator.answer(name))
+            done = here(
+                "request", "steel", name, "--out", place.folder, "--accept", operator.answer(name)
+            )
             assert done.returncode == 0, done.stderr
             processes[name] = start(
-                "join", "--kit", place.kit, "--data", draw(tmp_path / "images" / name, 8, seed),
-                "--state", tmp_path / name, log=tmp_path / f"{name}.log", anew=True,
+                "join",
+                "--kit",
+                place.kit,
+                "--data",
+                draw(tmp_path / "images" / name, 8, seed),
+                "--state",
+                tmp_path / name,
+                log=tmp_path / f"{name}.log",
+                anew=True,
                 CREDENTIALS_DIRECTORY=str(place.folder),
-            )  # fmt: skip
+            )
         try:
             codes = {name: process.wait(120) for name, process in processes.items()}
         finally:
@@ -201,8 +296,12 @@ def test_plants_learn_together_with_keys_that_never_left_them(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_in_a_run_one_is_renewed_one_gets_new_keys_for_lost_ones_and_one_is_revoked(tmp_path: Path) -> None:
-    """The first two keep their names and their part of the run; what was revoked is refused by broker and members."""
+def test_in_a_run_one_is_renewed_one_gets_new_keys_for_lost_ones_and_one_is_revoked(
+    tmp_path: Path,
+) -> None:
+    """The first two keep their names and their part of the run;
+    what was revoked is refused by broker and members.
+    """
     images = {name: draw(tmp_path / "images" / name, 8, seed) for seed, name in enumerate(PLANTS)}
     with enrolled(tmp_path) as (operator, plants, broker):
         endpoints, signers = dict[str, Endpoint](), dict[str, MessageSigner]()
@@ -210,7 +309,10 @@ def test_in_a_run_one_is_renewed_one_gets_new_keys_for_lost_ones_and_one_is_revo
         def use(its: kits.Kit) -> None:
             endpoints[its.name], signers[its.name] = Endpoint.from_kit(its), MessageSigner(its)
 
-        for its in (broker.kits["coordinator"], *(plants[name].accept(operator.answer(name)) for name in PLANTS)):
+        for its in (
+            broker.kits["coordinator"],
+            *(plants[name].accept(operator.answer(name)) for name in PLANTS),
+        ):
             use(its)
         old = {name: endpoints[name].kit for name in PLANTS}
         run = Federation(endpoints, images, tmp_path, "steel", 40, Participation(), signers=signers)

@@ -23,7 +23,10 @@ def meet(scope: Scope = SCOPE) -> tuple[dict[str, RoundSecrets], dict[str, Publi
 
 def test_two_nodes_have_one_mask_in_common_with_opposite_signs_and_no_third_one() -> None:
     own, cohort = meet()
-    seeds = {name: dict(own[name].seeds(cohort, [each for each in NAMES if each != name])) for name in NAMES}
+    seeds = {
+        name: dict(own[name].seeds(cohort, [each for each in NAMES if each != name]))
+        for name in NAMES
+    }
     a, b, c = (set(each) for each in seeds.values())
     assert [len(x & y) for x, y in ((a, b), (a, c), (b, c))] == [1, 1, 1]
     assert len(a | b | c) == 6
@@ -45,7 +48,12 @@ def test_all_that_a_node_says_in_a_round_follows_from_its_root() -> None:
 
 def test_another_round_has_other_seeds_also_from_the_same_root_and_keys() -> None:
     root, seeds, (_, cohort) = mask_keys.draw_root(), set[bytes](), meet()
-    for scope in (SCOPE, SCOPE._replace(round=4), SCOPE._replace(run="f" * 16), SCOPE._replace(federation="other")):
+    for scope in (
+        SCOPE,
+        SCOPE._replace(round=4),
+        SCOPE._replace(run="f" * 16),
+        SCOPE._replace(federation="other"),
+    ):
         seeds |= {seed for seed, _ in RoundSecrets(root, scope, "plant-a").seeds(cohort, NAMES[1:])}
     assert len(seeds) == 12
 
@@ -53,7 +61,10 @@ def test_another_round_has_other_seeds_also_from_the_same_root_and_keys() -> Non
 def test_members_together_recover_what_makes_the_seeds() -> None:
     own, cohort = meet()
     dealt = own["plant-a"].shares_for(NAMES, cohort, 2)
-    at, known = mask_keys.points(NAMES), {name: mask_keys.split_pair(dealt[name]) for name in NAMES[1:]}
+    at, known = (
+        mask_keys.points(NAMES),
+        {name: mask_keys.split_pair(dealt[name]) for name in NAMES[1:]},
+    )
     recovery = Interpolation([at[name] for name in known])
     agreement = recovery.combine({at[name]: pair[0] for name, pair in known.items()})
     mask = recovery.combine({at[name]: pair[1] for name, pair in known.items()})
@@ -68,7 +79,9 @@ def test_members_together_recover_what_makes_the_seeds() -> None:
 
 
 def test_another_cohort_is_given_other_shares() -> None:
-    """Else whoever is told two cohorts would give away more points of one polynomial than there may be known."""
+    """Else whoever is told two cohorts would give away more points of one polynomial than there
+    may be known.
+    """
     own, cohort = meet()
     _, changed = meet()
     former = own["plant-a"].shares_for(NAMES, cohort, 2)
@@ -80,20 +93,27 @@ def test_shares_are_read_by_whom_they_are_for_and_only_in_their_cohort() -> None
     own, cohort = meet()
     shares = own["plant-a"].shares_for(NAMES, cohort, 2)
     sent = own["plant-a"].encrypt_shares(cohort, shares)
-    assert own["plant-b"].decrypt_shares(cohort, {"plant-a": sent["plant-b"]}) == {"plant-a": shares["plant-b"]}
+    assert own["plant-b"].decrypt_shares(cohort, {"plant-a": sent["plant-b"]}) == {
+        "plant-a": shares["plant-b"]
+    }
     _, changed = meet()
     for reader, sender, of in (
-        ("plant-c", "plant-a", cohort), ("plant-b", "plant-c", cohort), ("plant-a", "plant-b", cohort),
+        ("plant-c", "plant-a", cohort),
+        ("plant-b", "plant-c", cohort),
+        ("plant-a", "plant-b", cohort),
         ("plant-b", "plant-a", cohort | {"plant-c": changed["plant-c"]}),
-    ):  # fmt: skip
+    ):
         assert own[reader].decrypt_shares(of, {sender: sent["plant-b"]}) == {}
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:-2] + f"{int(text[-2:], 16) ^ 1:02x}", lambda text: text[:-2]])
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:-2] + f"{int(text[-2:], 16) ^ 1:02x}", lambda text: text[:-2]]
+)
 def test_who_has_sent_no_shares_hides_nobody_elses(damage: Callable[[str], str]) -> None:
     own, cohort = meet()
     sent = {
-        name: own[name].encrypt_shares(cohort, own[name].shares_for(NAMES, cohort, 2))["plant-c"] for name in NAMES[:2]
+        name: own[name].encrypt_shares(cohort, own[name].shares_for(NAMES, cohort, 2))["plant-c"]
+        for name in NAMES[:2]
     }
     read = own["plant-c"].decrypt_shares(cohort, sent | {"plant-a": damage(sent["plant-a"])})
     assert read == {"plant-b": own["plant-b"].shares_for(NAMES, cohort, 2)["plant-c"]}
@@ -101,13 +121,19 @@ def test_who_has_sent_no_shares_hides_nobody_elses(damage: Callable[[str], str])
 
 def test_a_key_that_nobody_can_have_is_refused() -> None:
     own, cohort = meet()
-    nobody = {name: PublicKeys(agreement="00" * 32, cipher="00" * 32, commitment=each.commitment)
-              for name, each in cohort.items()}  # fmt: skip
+    nobody = {
+        name: PublicKeys(agreement="00" * 32, cipher="00" * 32, commitment=each.commitment)
+        for name, each in cohort.items()
+    }
     with pytest.raises(ForgedError, match="nobody can have that key"):
         own["plant-a"].seeds(nobody, NAMES[1:])
     with pytest.raises(ForgedError, match="nobody can have that key"):
         own["plant-a"].encrypt_shares(nobody, {"plant-b": bytes(66)})
-    for point in ("00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"):
+    for point in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    ):
         for part in ("agreement", "cipher"):
             with pytest.raises(ForgedError, match="nobody can have that key"):
                 mask_keys.check(msgspec.structs.replace(cohort["plant-a"], **{part: point}))
@@ -125,6 +151,6 @@ def test_statements_are_of_one_node_round_and_cohort() -> None:
         for node in NAMES
     }
     assert len(said) == 9
-    assert mask_keys.survivors_statement(SCOPE, cohort, NAMES, NAMES[:2]) != mask_keys.survivors_statement(
-        SCOPE, cohort, NAMES[:2], NAMES[:2]
-    )
+    assert mask_keys.survivors_statement(
+        SCOPE, cohort, NAMES, NAMES[:2]
+    ) != mask_keys.survivors_statement(SCOPE, cohort, NAMES[:2], NAMES[:2])

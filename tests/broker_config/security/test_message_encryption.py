@@ -1,4 +1,6 @@
-"""What is learnt is read by a federation's members alone: the broker between them sees who speaks when, how much."""
+"""What is learnt is read by a federation's members alone:
+the broker between them sees who speaks when, how much.
+"""
 
 import json
 import queue
@@ -71,7 +73,9 @@ SERVER = "aaaaaaaaaaaaaaaa"
 UP, DOWN = topics.up("steel", "plant-a"), topics.down("steel", "plant-a")
 ROUND, WANT = topics.round_state("steel"), topics.want("steel", "coordinator", "plant-a")
 CHUNKS = topics.chunks("steel", "coordinator", DIGEST, 4096)
-STATE = RoundState(run=RUN, round=3, status="open", broadcast=MANIFEST, delta=Delta(base="cd" * 32, blob=MANIFEST))
+STATE = RoundState(
+    run=RUN, round=3, status="open", broadcast=MANIFEST, delta=Delta(base="cd" * 32, blob=MANIFEST)
+)
 ASKED = Want(digest=DIGEST, chunk_size=4096, chunks=(0, 7))
 
 
@@ -89,7 +93,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Endpoint]:
-    """A broker that has kept nothing for nodes that are written from the page: they have one name in all tests."""
+    """A broker that has kept nothing for nodes that are written from the page:
+    they have one name in all tests.
+    """
     with start_broker(tmp_path / "broker", kind="mosquitto") as running:
         yield Endpoint.parse(running.url)
 
@@ -132,12 +138,20 @@ def test_whoever_has_the_key_reads_what_was_said(message: AnyMessage) -> None:
 
 @pytest.mark.parametrize("message", CASES, ids=lambda message: type(message).__name__)
 def test_of_what_is_learnt_nothing_is_open_and_the_rest_is(message: AnyMessage) -> None:
-    """What must be understood before a process has the key is open, and who speaks when is no secret."""
+    """What must be understood before a process has the key is open,
+    and who speaks when is no secret.
+    """
     payload, topic = encode(message), topic_of(message)
     wire = encrypted(MessageEncryption(MasterKey.draw()), topic, payload)
     is_confidential = type(message).__name__ in (
-        "Contribution", "Telemetry", "Accepted", "Want", "RoundState", "MaskingStep", "MaskingAnswer",
-    )  # fmt: skip
+        "Contribution",
+        "Telemetry",
+        "Accepted",
+        "Want",
+        "RoundState",
+        "MaskingStep",
+        "MaskingAnswer",
+    )
     assert (wire == payload) != is_confidential
     assert (DIGEST.encode() in wire) == (not is_confidential and DIGEST.encode() in payload)
 
@@ -177,7 +191,8 @@ def test_what_was_encrypted_with_another_key_is_no_forgery() -> None:
 def test_a_changed_or_cut_message_does_not_decrypt(topic: str, message: AnyMessage) -> None:
     group, random = MessageEncryption(MasterKey.draw()), secrets.SystemRandom()
     wire = encrypted(group, topic, encode(message))
-    before = [None, read_open_part(wire)] if topic == ROUND else [None]  # with a changed id: who has another key
+    # with a changed id: who has another key
+    before = [None, read_open_part(wire)] if topic == ROUND else [None]
 
     def read(forged: bytes) -> bytes | None:
         try:
@@ -213,7 +228,9 @@ MASTER = MasterKey.draw()
 
 
 @given(st.sampled_from([ROUND, UP, DOWN, WANT, CHUNKS]), st.booleans(), st.binary(max_size=120))
-def test_whatever_bytes_come_are_ignored_or_read_as_they_are(topic: str, is_marked: bool, data: bytes) -> None:
+def test_whatever_bytes_come_are_ignored_or_read_as_they_are(
+    topic: str, is_marked: bool, data: bytes
+) -> None:
     if is_marked:
         data = ENCRYPTED_MARK + MASTER.of(topics.private_to(topic)).id + data
     try:
@@ -226,7 +243,7 @@ def test_whatever_bytes_come_are_ignored_or_read_as_they_are(topic: str, is_mark
 # Chunks
 
 
-def test_topics_of_chunks_do_not_tell_the_digest_and_are_others_with_each_key_holder_and_size() -> None:
+def test_topics_of_chunks_hide_the_digest_and_differ_with_each_key_holder_and_size() -> None:
     groups = [MessageEncryption(MasterKey.draw()) for _ in range(2)]
     plain = [
         CHUNKS,
@@ -249,8 +266,12 @@ def test_a_chunk_decrypts_as_what_it_is_only() -> None:
     assert b"learnt" not in wire
     elsewhere = topics.chunks("steel", "plant-a", DIGEST, 4096)
     for topic, forged in (
-        (elsewhere, wire), (CHUNKS, encode_chunk(6, wire[4:])), (CHUNKS, wire[:-1]), (CHUNKS, b"\0\0"), (CHUNKS, chunk),
-    ):  # fmt: skip
+        (elsewhere, wire),
+        (CHUNKS, encode_chunk(6, wire[4:])),
+        (CHUNKS, wire[:-1]),
+        (CHUNKS, b"\0\0"),
+        (CHUNKS, chunk),
+    ):
         with pytest.raises(ForgedError):
             group.decrypt(topic, forged)
     with pytest.raises(ForgedError):
@@ -283,20 +304,28 @@ def meet(coordinator: CoordinatorEncryption, node: NodeEncryption) -> Welcome:
     return Welcome(session=SESSION, server=SERVER, key=coordinator.keys_for("plant-a", hello))
 
 
-def test_no_node_can_read_what_another_one_says_or_contributes_and_all_read_what_is_for_all() -> None:
+def test_no_node_can_read_what_another_says_or_contributes_and_all_read_what_is_for_all() -> None:
     """Also if it runs the broker."""
     coordinator, nodes = CoordinatorEncryption("steel", RUN, SERVER), {}
     for name in PLANTS[:2]:
         nodes[name] = NodeEncryption("steel", RUN, name, SESSION)
         hello = Hello(session=SESSION, run=RUN, software="", key=nodes[name].public)
-        assert nodes[name].take_keys(Welcome(session=SESSION, server=SERVER, key=coordinator.keys_for(name, hello)))
+        assert nodes[name].take_keys(
+            Welcome(session=SESSION, server=SERVER, key=coordinator.keys_for(name, hello))
+        )
     own, other = nodes.values()
-    asked, of_a_node = topics.want("steel", "plant-a", "coordinator"), topics.chunks("steel", "plant-a", DIGEST, 4096)
+    asked, of_a_node = (
+        topics.want("steel", "plant-a", "coordinator"),
+        topics.chunks("steel", "plant-a", DIGEST, 4096),
+    )
     chunk = encode_chunk(7, b"what was learnt")
     for topic, payload in (
-        (UP, encode(CASES[4])), (DOWN, encode(CASES[8])), (WANT, encode(ASKED)), (asked, encode(ASKED)),
+        (UP, encode(CASES[4])),
+        (DOWN, encode(CASES[8])),
+        (WANT, encode(ASKED)),
+        (asked, encode(ASKED)),
         (of_a_node, chunk),
-    ):  # fmt: skip
+    ):
         for writer, reader in ((own, coordinator), (coordinator, own)):
             wire = encrypted(writer, topic, payload)
             assert reader.decrypt(topic, wire) == payload
@@ -306,11 +335,17 @@ def test_no_node_can_read_what_another_one_says_or_contributes_and_all_read_what
     assert other.wire_topic(of_a_node) is None
     for topic, payload in ((ROUND, encode(STATE)), (CHUNKS, chunk)):
         wire = encrypted(coordinator, topic, payload)
-        assert own.decrypt(topic, wire) == other.decrypt(topic, wire) == coordinator.decrypt(topic, wire)
+        assert (
+            own.decrypt(topic, wire)
+            == other.decrypt(topic, wire)
+            == coordinator.decrypt(topic, wire)
+        )
 
 
 def test_a_former_key_that_somebody_plays_back_is_not_taken() -> None:
-    """Else the broker and somebody who was dropped could together read what nodes say afterwards."""
+    """Else the broker and somebody who was dropped could together read what nodes say
+    afterwards.
+    """
     coordinator = CoordinatorEncryption("steel", RUN, SERVER)
     node = NodeEncryption("steel", RUN, "plant-a", SESSION)
     first = meet(coordinator, node)
@@ -338,7 +373,9 @@ class Recorder:
     def __init__(self, broker: Endpoint, folder: Path):
         self.heard: list[tuple[str, bytes]] = []
         self._inbox: queue.Queue[object] = queue.Queue()
-        self._mqtt = MqttClient(broker, f"recorder-{folder.name}", inbox=self._inbox, persistent=False)
+        self._mqtt = MqttClient(
+            broker, f"recorder-{folder.name}", inbox=self._inbox, persistent=False
+        )
         self._mqtt.max_payload = LARGEST_PACKET
         self._mqtt.subscribe("#")
         self._mqtt.open()
@@ -370,31 +407,52 @@ class Secrets(NamedTuple):
 
     def found_in(self, traffic: bytes) -> dict[str, int]:
         """How many of each kind stand there."""
-        return {name: sum(each in traffic for each in found) for name, found in self._asdict().items()}
+        return {
+            name: sum(each in traffic for each in found) for name, found in self._asdict().items()
+        }
 
 
 def learnt(folder: Path, events: list[progress.AnyEvent]) -> Secrets:
-    """What the coordinator has heard, and what lies at all members when the last round has closed."""
+    """What the coordinator has heard, and what lies at all members when the last round has
+    closed.
+    """
     blobs = [path.read_bytes() for path in folder.glob("*/blobs/*") if path.is_file()]
     told = [event for event in events if isinstance(event, progress.Contribution)]
     measured = [event.metrics for event in events if isinstance(event, progress.Measured)]
     return Secrets(
-        [blob[start : start + 24] for blob in blobs for start in range(2 * len(blob) // 3, len(blob) - 24, 4096)],
+        [
+            blob[start : start + 24]
+            for blob in blobs
+            for start in range(2 * len(blob) // 3, len(blob) - 24, 4096)
+        ],
         [path.name.encode() for path in folder.glob("*/blobs/*") if path.is_file()],
         [json.dumps(event.weight).encode() for event in told],
-        [json.dumps(value).encode() for metrics in measured for value in metrics.values() if not value.is_integer()],
+        [
+            json.dumps(value).encode()
+            for metrics in measured
+            for value in metrics.values()
+            if not value.is_integer()
+        ],
     )
 
 
 @pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.slow), "int4"])
 @pytest.mark.parametrize("encryption", ["group", pytest.param("none", marks=pytest.mark.slow)])
-def test_in_all_that_a_broker_sees_there_is_no_tensor_digest_loss_or_metric_unless_encryption_is_off(
+def test_a_broker_sees_no_tensor_digest_loss_or_metric_unless_encryption_is_off(
     encryption: Encryption, codec: Codec, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     federation = Federation(
-        broker, plants, tmp_path, f"seen-{codec}", 3, Participation(), signers=Authority(f"seen-{codec}").signers(),
-        codec=codec, encryption=encryption, telemetry=True,
-    )  # fmt: skip
+        broker,
+        plants,
+        tmp_path,
+        f"seen-{codec}",
+        3,
+        Participation(),
+        signers=Authority(f"seen-{codec}").signers(),
+        codec=codec,
+        encryption=encryption,
+        telemetry=True,
+    )
     recorder = Recorder(broker, tmp_path)
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     outcome = sessions[0].end()
@@ -414,11 +472,16 @@ def test_in_all_that_a_broker_sees_there_is_no_tensor_digest_loss_or_metric_unle
     simulated = simulate(federation.spec, federation.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    )
 
 
 class Scrambler(Adversary):
-    """Says everything again, as it was and with a byte changed, chunks and requests for them too."""
+    """Says everything again, as it was and with a byte changed,
+    chunks and requests for them too.
+    """
 
     def __init__(self, broker: Endpoint, federation: str):
         super().__init__(broker, federation)
@@ -438,7 +501,14 @@ def test_altered_and_repeated_ciphertext_changes_no_byte_and_blames_nobody(
 ) -> None:
     name = f"scrambled-{listens_to}"
     federation = Federation(
-        broker, plants, tmp_path, name, 3, Participation(), signers=Authority(name).signers(), encryption="group"
+        broker,
+        plants,
+        tmp_path,
+        name,
+        3,
+        Participation(),
+        signers=Authority(name).signers(),
+        encryption="group",
     )
     scrambler = Scrambler(broker, name) if listens_to == "signed" else BlobScrambler(broker, name)
     sessions = [federation.coordinator(), *(federation.node(each) for each in PLANTS)]
@@ -474,10 +544,18 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
     holder, asker = transfer("plant-a"), transfer("coordinator")
     digest, size = holder._store.put(data)
     manifest = Manifest(
-        federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=1024
+        federation="steel",
+        run="a" * 16,
+        round=1,
+        node="plant-a",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
     )
     topic = master.of("plant-a").hide_digest(topics.chunks("steel", "plant-a", digest, 1024))
-    with closing(MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()) as forger:
+    with closing(
+        MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()
+    ) as forger:
         asker.start()
         asker.fetch(manifest)
 
@@ -498,7 +576,11 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
 
 
 def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path: Path) -> None:
-    signers, news, data = Authority("steel").signers(), queue.Queue[object](), secrets.token_bytes(50_000)
+    signers, news, data = (
+        Authority("steel").signers(),
+        queue.Queue[object](),
+        secrets.token_bytes(50_000),
+    )
     groups = {name: MessageEncryption(MasterKey.draw()) for name in ("plant-a", "coordinator")}
 
     def transfer(name: str) -> BlobTransfer:
@@ -508,7 +590,13 @@ def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path:
     holder, asker = transfer("plant-a"), transfer("coordinator")
     digest, size = holder._store.put(data)
     manifest = Manifest(
-        federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=1024
+        federation="steel",
+        run="a" * 16,
+        round=1,
+        node="plant-a",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
     )
     for each in (holder, asker):
         each.start()
@@ -516,7 +604,9 @@ def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path:
     asker.fetch(manifest)
 
     def unanswered() -> bool:
-        return any(job.download and job.download.unanswered for job in list(asker._jobs.get(digest, ())))
+        return any(
+            job.download and job.download.unanswered for job in list(asker._jobs.get(digest, ()))
+        )
 
     wait_until(unanswered)  # each has a key of its own so far
     assert news.empty()
@@ -533,7 +623,14 @@ def test_a_coordinator_that_is_started_again_has_another_key_and_nobody_notices(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(
-        broker, plants, tmp_path, "again", 12, Participation(), signers=Authority("again").signers(), encryption="group"
+        broker,
+        plants,
+        tmp_path,
+        "again",
+        12,
+        Participation(),
+        signers=Authority("again").signers(),
+        encryption="group",
     )
     coordinator, nodes = federation.coordinator(), [federation.node(name) for name in PLANTS]
     for _ in range(2):
@@ -557,9 +654,16 @@ def test_a_newcomer_is_given_the_key_of_the_process_that_serves_the_result(
     """Which is another one than that in which the nodes have made it."""
     images = {**plants, "plant-d": draw(tmp_path / "images", 2, 9)}
     federation = Federation(
-        broker, images, tmp_path, "sums", 0, Participation(), "gaussian",
-        signers=Authority("sums", nodes=tuple(images)).signers(), encryption="group",
-    )  # fmt: skip
+        broker,
+        images,
+        tmp_path,
+        "sums",
+        0,
+        Participation(),
+        "gaussian",
+        signers=Authority("sums", nodes=tuple(images)).signers(),
+        encryption="group",
+    )
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     assert all(session.end() for session in sessions)
     coordinator = federation.coordinator(linger=60)
@@ -568,13 +672,21 @@ def test_a_newcomer_is_given_the_key_of_the_process_that_serves_the_result(
     assert federation.contributors() == [{*PLANTS}]
 
 
-def foreign(broker: Endpoint, authority: Authority, name: str, *, encrypts: bool = True) -> ForeignNode:
+def foreign(
+    broker: Endpoint, authority: Authority, name: str, *, encrypts: bool = True
+) -> ForeignNode:
     return ForeignNode(
-        broker.port, name, MQTTProtocolVersion.MQTTv5, weight=9, shift=0.01,
+        broker.port,
+        name,
+        MQTTProtocolVersion.MQTTv5,
+        weight=9,
+        shift=0.01,
         key=Ed25519PrivateKey.from_private_bytes(authority.keys[name].raw),
-        coordinator=Ed25519PrivateKey.from_private_bytes(authority.keys["coordinator"].raw).public_key(),
+        coordinator=Ed25519PrivateKey.from_private_bytes(
+            authority.keys["coordinator"].raw
+        ).public_key(),
         encrypts=encrypts,
-    )  # fmt: skip
+    )
 
 
 def default_federation(
@@ -582,9 +694,18 @@ def default_federation(
 ) -> Federation:
     """Which has that name, and this authority."""
     return Federation(
-        broker, plants, folder, "default", rounds, Participation(), "fedavg", signers=authority.signers(),
-        codec="int4", encryption="group", epochs="1",
-    )  # fmt: skip
+        broker,
+        plants,
+        folder,
+        "default",
+        rounds,
+        Participation(),
+        "fedavg",
+        signers=authority.signers(),
+        codec="int4",
+        encryption="group",
+        epochs="1",
+    )
 
 
 def test_a_node_written_from_the_page_takes_part_in_an_encrypted_federation(
@@ -610,7 +731,10 @@ def test_a_node_of_a_version_without_encryption_is_told_what_to_do(
     with pytest.raises(AssertionError) as refused:
         foreign(fresh, authority, PLANTS[1], encrypts=False).run()
     (refusal,) = refused.value.args
-    assert "messages are encrypted, and edge-node foreign of this node cannot read them" in refusal["reason"]
+    assert (
+        "messages are encrypted, and edge-node foreign of this node cannot read them"
+        in refusal["reason"]
+    )
     assert "install the coordinator's version" in refusal["remedy"]
     assert "--encryption none" in refusal["remedy"]
     coordinator.stop()
@@ -641,10 +765,16 @@ def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others
     for session in (coordinator, *nodes):
         assert session.end()
     recorder.close()
-    states = [payload for topic, payload in recorder.heard if topic.endswith("/round") and b"broadcast" not in payload]
+    states = [
+        payload
+        for topic, payload in recorder.heard
+        if topic.endswith("/round") and b"broadcast" not in payload
+    ]
     former = MessageEncryption(keys)
     topic = topics.round_state("default")
-    assert {decode(former.decrypt(topic, each[65:]), RoundState).broadcast for each in states[1:]} == {None}
+    assert {
+        decode(former.decrypt(topic, each[65:]), RoundState).broadcast for each in states[1:]
+    } == {None}
     assert len(states) > 5
 
 
@@ -652,10 +782,14 @@ def test_a_key_for_which_nothing_can_be_encrypted_costs_its_sender_its_place_and
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     signers = Authority("weak").signers()
-    federation = Federation(broker, plants, tmp_path, "weak", 2, Participation(), signers=signers, encryption="group")
+    federation = Federation(
+        broker, plants, tmp_path, "weak", 2, Participation(), signers=signers, encryption="group"
+    )
     coordinator = federation.coordinator()
     hello = Hello(session=SESSION, run=federation.spec.run, software="", key="00" * 32)
-    with MqttClient(federation.endpoint(PLANTS[0]), "", inbox=queue.Queue(), persistent=False) as weak:
+    with MqttClient(
+        federation.endpoint(PLANTS[0]), "", inbox=queue.Queue(), persistent=False
+    ) as weak:
         weak.publish(topics.up("weak", PLANTS[0]), encode(hello))
         weak.flush(60)
     refused = coordinator.wait_for(progress.NodeRefused)
@@ -668,11 +802,20 @@ def test_a_key_for_which_nothing_can_be_encrypted_costs_its_sender_its_place_and
 def test_who_has_no_key_still_sees_how_the_federation_is_doing_but_no_weight(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A monitor, a node that has yet to join, and a coordinator's operator who aborts the run from elsewhere."""
+    """A monitor, a node that has yet to join, and a coordinator's operator who aborts the run
+    from elsewhere.
+    """
     authority = Authority("watched")
     signers = authority.signers()
     federation = Federation(
-        broker, plants, tmp_path, "watched", 500, Participation(), signers=signers, encryption="group"
+        broker,
+        plants,
+        tmp_path,
+        "watched",
+        500,
+        Participation(),
+        signers=signers,
+        encryption="group",
     )
     coordinator, nodes = federation.coordinator(), [federation.node(name) for name in PLANTS]
     coordinator.wait_for(progress.RoundClosed)
@@ -688,7 +831,9 @@ def test_who_has_no_key_still_sees_how_the_federation_is_doing_but_no_weight(
     (status,) = federations.fetch(watching, "watched").statuses()
     assert status.status == "open"
     assert {node.weight for node in status.nodes} == {None}
-    joinable = discover(federation.endpoint(PLANTS[1]), "watched", 5, print, lambda: False, tmp_path / "new")
+    joinable = discover(
+        federation.endpoint(PLANTS[1]), "watched", 5, print, lambda: False, tmp_path / "new"
+    )
     assert joinable
     assert joinable.spec.encryption == "group"
     coordinator.stop()

@@ -1,4 +1,6 @@
-"""`edge-node provision`: what is made for whom, for how long (whom mosquitto admits: `test_broker_admission`)."""
+"""`edge-node provision`: what is made for whom, for how long
+(whom mosquitto admits: `test_broker_admission`).
+"""
 
 import hashlib
 import itertools
@@ -53,15 +55,23 @@ def steel(tmp_path_factory: pytest.TempPathFactory) -> Members:
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every file: when it was written, and what is in it."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
-    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in files
+    }
 
 
 # What is made
 
 
 def test_there_is_a_kit_for_every_member_and_a_trust_file_for_every_node(steel: Members) -> None:
-    assert {path.name for path in (steel.folder / "kits").iterdir()} == {f"{name}.kit" for name in ALL}
-    assert {path.name for path in (steel.folder / "trust").iterdir()} == {"plant-a.trust", "plant-b.trust"}
+    assert {path.name for path in (steel.folder / "kits").iterdir()} == {
+        f"{name}.kit" for name in ALL
+    }
+    assert {path.name for path in (steel.folder / "trust").iterdir()} == {
+        "plant-a.trust",
+        "plant-b.trust",
+    }
     lines = (steel.folder / "passphrases.txt").read_text().splitlines()
     phrases = dict(line.split() for line in lines)
     assert phrases == {name: steel.passphrase(name) for name in ALL}
@@ -91,15 +101,26 @@ def test_the_charter_says_when_each_certificate_ends_and_outlives_them_all(steel
     assert members.expires == max(ends.values()) + 365 * DAY
 
 
-def test_certificates_hold_from_yesterday_for_as_long_as_was_asked_and_end_with_the_authority(tmp_path: Path) -> None:
+def test_certificates_hold_from_yesterday_for_as_long_as_was_asked_and_end_with_the_authority(
+    tmp_path: Path,
+) -> None:
     short = make(tmp_path / "short", days=30)
     assert abs(short.kits["plant-a"].expires() - NOW - 30 * DAY) < DAY / 24
-    old = make(tmp_path / "old", ago=authority.LIFETIME - 10 * DAY).change(renew=["plant-a", "broker"])
+    old = make(tmp_path / "old", ago=authority.LIFETIME - 10 * DAY).change(
+        renew=["plant-a", "broker"]
+    )
     end = old.registry.ca.expires
-    assert old.kits["plant-a"].expires() == old.registry.broker.expires == old.kits["plant-a"].members().expires == end
+    assert (
+        old.kits["plant-a"].expires()
+        == old.registry.broker.expires
+        == old.kits["plant-a"].members().expires
+        == end
+    )
     assert end < NOW + 11 * DAY
     crl = x509.load_pem_x509_crl(old.registry.crl.encode())
-    assert crl.next_update_utc == end, "a broker whose list of revoked certificates is out of date admits nobody"
+    assert crl.next_update_utc == end, (
+        "a broker whose list of revoked certificates is out of date admits nobody"
+    )
     assert meet(old, old.kits["plant-a"])
 
 
@@ -110,7 +131,15 @@ def test_secrets_are_for_their_owner_alone_whatever_the_umask(tmp_path: Path) ->
         made.change(nodes=["plant-c"])
     finally:
         os.umask(before)
-    public = {"lock", "mosquitto.conf", "acl", "ca.pem", "broker.pem", "crl.pem", *(f"plant-{x}.trust" for x in "abc")}
+    public = {
+        "lock",
+        "mosquitto.conf",
+        "acl",
+        "ca.pem",
+        "broker.pem",
+        "crl.pem",
+        *(f"plant-{x}.trust" for x in "abc"),
+    }
     for path in (made.folder, *made.folder.rglob("*")):
         mode = stat.S_IMODE(path.stat().st_mode)
         if path.is_dir():
@@ -124,7 +153,12 @@ def test_secrets_are_for_their_owner_alone_whatever_the_umask(tmp_path: Path) ->
 
 
 def test_no_secret_is_printed_with_the_register(steel: Members) -> None:
-    shown = repr(steel.registry) + repr(steel.registry.members) + repr(steel.registry.ca) + repr(steel.kits)
+    shown = (
+        repr(steel.registry)
+        + repr(steel.registry.members)
+        + repr(steel.registry.ca)
+        + repr(steel.kits)
+    )
     for secret in (steel.passphrase("plant-a"), "PRIVATE", steel.registry.charter_key.hex()):
         assert secret not in shown
 
@@ -143,13 +177,18 @@ def test_an_ipv6_address_or_a_name_may_be_the_brokers_and_several_hosts_stand_in
     tmp_path: Path,
 ) -> None:
     registry = provision(
-        tmp_path / "steel", "steel", ChangeRequest(nodes=["a"], hosts=["::1", "broker.local", "10.0.0.7"]), NOW
+        tmp_path / "steel",
+        "steel",
+        ChangeRequest(nodes=["a"], hosts=["::1", "broker.local", "10.0.0.7"]),
+        NOW,
     ).registry
     its = kit.read(tmp_path / "steel" / "kits" / "a.kit", registry.members["a"].passphrase)
     assert its.broker == "mqtts://[::1]:8883"
     assert Endpoint.from_kit(its).host == "::1"
     for host in registry.hosts:
-        assert meet(Members(tmp_path / "steel", msgspec.structs.replace(registry, hosts=[host]), {}), its)
+        assert meet(
+            Members(tmp_path / "steel", msgspec.structs.replace(registry, hosts=[host]), {}), its
+        )
 
 
 # Running it again
@@ -157,7 +196,12 @@ def test_an_ipv6_address_or_a_name_may_be_the_brokers_and_several_hosts_stand_in
 
 def test_running_it_again_changes_nothing(steel: Members) -> None:
     before = snapshot(steel.folder)
-    done = provision(steel.folder, "steel", ChangeRequest(nodes=["plant-a"], hosts=["127.0.0.1"], renew_due=True), NOW)
+    done = provision(
+        steel.folder,
+        "steel",
+        ChangeRequest(nodes=["plant-a"], hosts=["127.0.0.1"], renew_due=True),
+        NOW,
+    )
     assert done.changed == []
     assert snapshot(steel.folder) == before
 
@@ -173,7 +217,9 @@ def test_more_nodes_are_added_and_all_hear_of_it(tmp_path: Path) -> None:
         assert second.passphrase(name) == first.passphrase(name)
 
 
-def test_a_renewed_member_keeps_its_keys_and_passphrase_and_its_old_kit_goes_on(tmp_path: Path) -> None:
+def test_a_renewed_member_keeps_its_keys_and_passphrase_and_its_old_kit_goes_on(
+    tmp_path: Path,
+) -> None:
     first = make(tmp_path / "steel", days=50)
     second = first.change(renew=["plant-a"])
     old, new = first.kits["plant-a"], second.kits["plant-a"]
@@ -188,7 +234,9 @@ def test_what_ends_within_90_days_is_renewed_when_asked_the_brokers_too(tmp_path
     first = make(tmp_path / "steel", ago=280 * DAY)
     second = first.change(nodes=["plant-c"])
     third = second.change(renew_due=True)
-    renewed = {name for name in third.kits if third.kits[name].certificate != second.kits[name].certificate}
+    renewed = {
+        name for name in third.kits if third.kits[name].certificate != second.kits[name].certificate
+    }
     assert renewed == ALL
     assert third.registry.broker.expires > NOW + 300 * DAY
     assert third.registry.broker.key == first.registry.broker.key
@@ -210,7 +258,9 @@ def test_a_revoked_node_is_out_with_every_certificate_that_it_ever_had(tmp_path:
     assert third.change(revoke=["plant-a"]).registry == third.registry
 
 
-def test_a_revoked_name_comes_back_with_new_keys_and_the_old_ones_stay_revoked(tmp_path: Path) -> None:
+def test_a_revoked_name_comes_back_with_new_keys_and_the_old_ones_stay_revoked(
+    tmp_path: Path,
+) -> None:
     first = make(tmp_path / "steel")
     again = first.change(revoke=["plant-a"], nodes=["plant-a"])
     assert again.kits["plant-a"].signing != first.kits["plant-a"].signing
@@ -230,10 +280,15 @@ def test_a_coordinator_or_monitor_is_revoked_by_new_keys(tmp_path: Path) -> None
         assert meet(second, second.kits[name])
         with pytest.raises(ssl.SSLError, match="revoked"):
             meet(second, first.kits[name])
-    assert second.kits["plant-a"].members().coordinator.key == SigningKey(second.kits["coordinator"].signing).public
+    assert (
+        second.kits["plant-a"].members().coordinator.key
+        == SigningKey(second.kits["coordinator"].signing).public
+    )
 
 
-def test_a_broker_that_moves_gets_another_certificate_and_kits_name_the_new_place(tmp_path: Path) -> None:
+def test_a_broker_that_moves_gets_another_certificate_and_kits_name_the_new_place(
+    tmp_path: Path,
+) -> None:
     first = make(tmp_path / "steel")
     second = first.change(hosts=["broker.local"], port=9999)
     assert second.kits["plant-a"].broker == "mqtts://broker.local:9999"
@@ -281,7 +336,9 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_wit
         folder = tmp_path / f"{step}"
         if original:
             shutil.copytree(original.folder, folder)
-        process = multiprocessing.get_context("fork").Process(target=provision_until, args=(step, folder, change))
+        process = multiprocessing.get_context("fork").Process(
+            target=provision_until, args=(step, folder, change)
+        )
         process.start()
         process.join(60)
         if process.exitcode == 0:
@@ -289,20 +346,28 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_wit
         assert process.exitcode == -signal.SIGKILL
         phrases = {}
         if (folder / "passphrases.txt").exists():
-            phrases = dict(line.split() for line in (folder / "passphrases.txt").read_text().splitlines())
+            phrases = dict(
+                line.split() for line in (folder / "passphrases.txt").read_text().splitlines()
+            )
         usable = [path.stem for path in (folder / "kits").glob("*.kit") if path.stem != "plant-b"]
         assert {"coordinator", "monitor", "plant-a"} <= set(usable) or founding
         for name in usable:
             assert kit.read(folder / "kits" / f"{name}.kit", phrases[name]).name == name
         registry = provision(folder, "steel", change, NOW).registry
         names = {"coordinator", "monitor", "plant-a", "plant-c"}
-        assert set(registry.members) == {path.stem for path in (folder / "kits").glob("*.kit")} == names
+        assert (
+            set(registry.members)
+            == {path.stem for path in (folder / "kits").glob("*.kit")}
+            == names
+        )
         whole = Members(folder, registry, {})
         for name, member in registry.members.items():
             its = kit.read(folder / "kits" / f"{name}.kit", member.passphrase)
             assert its.members().version == registry.version
             assert meet(whole, its)
-    assert step == (14 if founding else 11), "register, passphrases, 4 kits, 2 trust files; all the broker's, or 3"
+    assert step == (14 if founding else 11), (
+        "register, passphrases, 4 kits, 2 trust files; all the broker's, or 3"
+    )
 
 
 # What cannot be
@@ -322,7 +387,10 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_wit
         ),
         (ChangeRequest(nodes=["plant-a"], hosts=["-x"]), "neither a host name nor an address"),
         (ChangeRequest(nodes=["plant-a"], hosts=["x" * 64]), "neither a host name nor an address"),
-        (ChangeRequest(nodes=["plant-a"], hosts=["h"], renew=["plant-b"]), "did you mean 'plant-a'?"),
+        (
+            ChangeRequest(nodes=["plant-a"], hosts=["h"], renew=["plant-b"]),
+            "did you mean 'plant-a'?",
+        ),
     ],
 )
 def test_a_first_request_that_cannot_be_met_leaves_nothing_behind(
@@ -332,7 +400,9 @@ def test_a_first_request_that_cannot_be_met_leaves_nothing_behind(
         provision(tmp_path / "steel", "steel", change, NOW)
     assert words in str(caught.value)
     assert caught.value.remedy
-    assert not [path for path in (tmp_path / "steel").rglob("*") if path.is_file() and path.name != "lock"]
+    assert not [
+        path for path in (tmp_path / "steel").rglob("*") if path.is_file() and path.name != "lock"
+    ]
 
 
 def test_unknown_names_are_answered_with_those_that_there_are(steel: Members) -> None:
@@ -353,20 +423,27 @@ def test_a_folder_of_something_else_is_not_touched(steel: Members, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
 
 
-def test_a_registry_that_is_lost_or_damaged_is_not_replaced_by_another_authority(tmp_path: Path) -> None:
+def test_a_registry_that_is_lost_or_damaged_is_not_replaced_by_another_authority(
+    tmp_path: Path,
+) -> None:
     made = make(tmp_path / "steel")
     registry = made.folder / "authority" / "register.json"
     whole, rng = registry.read_bytes(), random.Random(5)
     for _ in range(20):
         where = rng.randrange(len(whole))
-        registry.write_bytes(whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :])
+        registry.write_bytes(
+            whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :]
+        )
         with pytest.raises(UsageError, match=r"register\.json is damaged") as caught:
             made.change(nodes=["plant-c"])
         assert "backup" in caught.value.remedy
     registry.unlink()
     with pytest.raises(UsageError, match="no federation's registry"):
         made.change(nodes=["plant-c"])
-    assert kit.read(made.folder / "kits" / "plant-a.kit", made.passphrase("plant-a")) == made.kits["plant-a"]
+    assert (
+        kit.read(made.folder / "kits" / "plant-a.kit", made.passphrase("plant-a"))
+        == made.kits["plant-a"]
+    )
 
 
 def test_an_authority_that_has_ended_issues_nothing(tmp_path: Path) -> None:
@@ -377,14 +454,19 @@ def test_an_authority_that_has_ended_issues_nothing(tmp_path: Path) -> None:
 
 def test_two_at_a_time_do_not_mix(tmp_path: Path) -> None:
     made = make(tmp_path / "steel")
-    with disk.lock_folder(made.folder / "authority"), pytest.raises(UsageError, match=f"process {os.getpid()}"):
+    with (
+        disk.lock_folder(made.folder / "authority"),
+        pytest.raises(UsageError, match=f"process {os.getpid()}"),
+    ):
         made.change(nodes=["plant-c"])
 
 
 def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EdgeNodeError, match="cannot be a folder"):
-        provision(tmp_path / "file" / "steel", "steel", ChangeRequest(nodes=["plant-a"], hosts=["h"]), NOW)
+        provision(
+            tmp_path / "file" / "steel", "steel", ChangeRequest(nodes=["plant-a"], hosts=["h"]), NOW
+        )
 
 
 # Kits and trust files on their way
@@ -399,7 +481,9 @@ def test_a_wrong_passphrase_opens_nothing_but_spaces_around_it_do_no_harm(steel:
         assert kit.read(path, harmless) == steel.kits["plant-a"]
 
 
-def test_what_is_written_with_a_passphrase_of_ones_own_keeps_its_capitals(steel: Members, tmp_path: Path) -> None:
+def test_what_is_written_with_a_passphrase_of_ones_own_keeps_its_capitals(
+    steel: Members, tmp_path: Path
+) -> None:
     kit.write(tmp_path / "x.kit", steel.kits["plant-a"], "Correct Horse")
     assert kit.read(tmp_path / "x.kit", "Correct Horse") == steel.kits["plant-a"]
     with pytest.raises(kit.PassphraseError, match="passphrase does not open") as caught:
@@ -408,13 +492,17 @@ def test_what_is_written_with_a_passphrase_of_ones_own_keeps_its_capitals(steel:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_damaged_kit_is_refused_or_still_the_same(seed: int, steel: Members, tmp_path: Path) -> None:
+def test_a_damaged_kit_is_refused_or_still_the_same(
+    seed: int, steel: Members, tmp_path: Path
+) -> None:
     rng, path = random.Random(seed), tmp_path / "plant-a.kit"
     whole = (steel.folder / "kits" / "plant-a.kit").read_bytes()
     refused = 0
     for _ in range(12):
         where = rng.randrange(len(whole))
-        path.write_bytes(whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :])
+        path.write_bytes(
+            whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :]
+        )
         try:
             assert kit.read(path, steel.passphrase("plant-a")) == steel.kits["plant-a"]
         except UsageError as error:
@@ -455,20 +543,30 @@ def test_no_passphrase_is_asked_for_where_there_is_no_kit(tmp_path: Path) -> Non
         kit.ask_passphrase(tmp_path / "none.kit")
 
 
-def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(steel: Members, tmp_path: Path) -> None:
+def test_a_trust_file_names_the_node_and_whom_the_authority_vouches_for(
+    steel: Members, tmp_path: Path
+) -> None:
     path = steel.folder / "trust" / "plant-a.trust"
     believed = trust.read(path)
     assert (believed.federation, believed.node) == ("steel", "plant-a")
-    assert member_list.verify(believed.charter, believed.authority, "here") == steel.kits["plant-a"].members()
+    assert (
+        member_list.verify(believed.charter, believed.authority, "here")
+        == steel.kits["plant-a"].members()
+    )
     assert not any(secret.hex() in path.read_text() for secret in (steel.kits["plant-a"].signing,))
     assert trust.encode(believed) == path.read_bytes()
 
 
 def test_a_charter_of_another_authority_or_an_old_one_is_not_believed(steel: Members) -> None:
     data, authority = steel.kits["plant-a"].charter, steel.registry.key
-    with pytest.raises(member_list.MemberListError, match=r"does not fit: it is of another authority \(another feder"):
+    with pytest.raises(
+        member_list.MemberListError,
+        match=r"does not fit: it is of another authority \(another feder",
+    ):
         member_list.verify(data, SigningKey.generate().public, "here")
-    with pytest.raises(member_list.MemberListError, match="cannot be relied on: its signature does not fit\n"):
+    with pytest.raises(
+        member_list.MemberListError, match="cannot be relied on: its signature does not fit\n"
+    ):
         member_list.verify(data[:-5], authority.public, "here")
     ended = msgspec.structs.replace(steel.kits["plant-a"].members(), expires=NOW - DAY)
     with pytest.raises(member_list.MemberListError, match="has expired"):
@@ -495,7 +593,9 @@ def test_a_registry_with_grants_is_refused_and_stays_as_it_is(steel: Members) ->
     def write(**changes: object) -> None:
         content = msgspec.json.encode(msgspec.json.decode(before)["register"] | changes)
         path.write_bytes(
-            msgspec.json.encode({"sha256": hashlib.sha256(content).hexdigest(), "register": msgspec.Raw(content)})
+            msgspec.json.encode(
+                {"sha256": hashlib.sha256(content).hexdigest(), "register": msgspec.Raw(content)}
+            )
         )
 
     try:
@@ -512,7 +612,12 @@ def test_a_registry_with_grants_is_refused_and_stays_as_it_is(steel: Members) ->
 def test_what_is_no_trust_file_is_refused_with_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "plant-a.trust"
     no = "is no trust file"
-    for content, words in ((b"", no), (b"{}", no), (b'{"\xe1"}', no), (bytes((1 << 24) + 1), "too large")):
+    for content, words in (
+        (b"", no),
+        (b"{}", no),
+        (b'{"\xe1"}', no),
+        (bytes((1 << 24) + 1), "too large"),
+    ):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=words) as caught:
             trust.read(path)
@@ -528,7 +633,13 @@ def test_the_command_says_what_goes_to_whom_and_tells_machines_the_same(tmp_path
     words = ("provision", "steel", "--out", tmp_path / "out")
     result = run(*words, "--nodes", "plant-a, plant-b", "--host", "broker.local", COLUMNS="200")
     assert result.returncode == 0, result.stderr
-    for expected in ("kits/plant-a.kit", "passphrases.txt", "mosquitto", "join --kit plant-a.kit", "serve --trust"):
+    for expected in (
+        "kits/plant-a.kit",
+        "passphrases.txt",
+        "mosquitto",
+        "join --kit plant-a.kit",
+        "serve --trust",
+    ):
         assert expected in result.stdout
     secrets = (tmp_path / "out" / "passphrases.txt").read_text().split()[1::2]
     assert not any(secret in result.stdout for secret in secrets)
@@ -537,14 +648,22 @@ def test_the_command_says_what_goes_to_whom_and_tells_machines_the_same(tmp_path
     assert [member["name"] for member in facts["members"]] == ["coordinator", "monitor", "plant-a"]
     assert "kits/plant-b.kit" in facts["changed"]
     assert facts["version"] == 2
-    assert (facts["added"], facts["renewed"], facts["revoked"], facts["restored"]) == ([], [], ["plant-b"], [])
+    assert (facts["added"], facts["renewed"], facts["revoked"], facts["restored"]) == (
+        [],
+        [],
+        ["plant-b"],
+        [],
+    )
     result = run(*words, "--renew", "plant-x")
     assert result.returncode == 2
     assert "no member 'plant-x'" in result.stderr
     assert "What to do:" in result.stderr
 
 
-BROKER_STEP, COORDINATOR_STEP = "copy steel/broker/", "give the coordinator steel/kits/coordinator.kit"
+BROKER_STEP, COORDINATOR_STEP = (
+    "copy steel/broker/",
+    "give the coordinator steel/kits/coordinator.kit",
+)
 OTHERS_GO_ON = "all other kits stay valid"
 
 
@@ -558,7 +677,11 @@ OTHERS_GO_ON = "all other kits stay valid"
         ),
         (
             ChangeRequest(revoke=["plant-b"]),
-            {"revoked: plant-b; until mosquitto has its new files", f"1. {BROKER_STEP}", f"2. {COORDINATOR_STEP}"},
+            {
+                "revoked: plant-b; until mosquitto has its new files",
+                f"1. {BROKER_STEP}",
+                f"2. {COORDINATOR_STEP}",
+            },
             {"passphrase,", "give plant-b"},
         ),
         (
@@ -573,7 +696,11 @@ OTHERS_GO_ON = "all other kits stay valid"
         ),
         (
             ChangeRequest(renew=["plant-b"]),
-            {"new certificate: plant-b; the old one holds until", "its passphrase is the same", OTHERS_GO_ON},
+            {
+                "new certificate: plant-b; the old one holds until",
+                "its passphrase is the same",
+                OTHERS_GO_ON,
+            },
             {BROKER_STEP, COORDINATOR_STEP},
         ),
         (
@@ -583,17 +710,33 @@ OTHERS_GO_ON = "all other kits stay valid"
         ),
         (
             ChangeRequest(revoke=["coordinator"]),
-            {BROKER_STEP, "coordinator.kit and, separately, its new passphrase, and start", "give all others"},
+            {
+                BROKER_STEP,
+                "coordinator.kit and, separately, its new passphrase, and start",
+                "give all others",
+            },
             {OTHERS_GO_ON},
         ),
-        (ChangeRequest(revoke=["monitor"]), {BROKER_STEP, "give monitor", OTHERS_GO_ON}, {COORDINATOR_STEP}),
+        (
+            ChangeRequest(revoke=["monitor"]),
+            {BROKER_STEP, "give monitor", OTHERS_GO_ON},
+            {COORDINATOR_STEP},
+        ),
         (
             ChangeRequest(port=9999),
             {"address is mqtts://127.0.0.1:9999", BROKER_STEP, "give all others"},
             {OTHERS_GO_ON},
         ),
-        (ChangeRequest(broker_folder="/etc/x"), {"belong in /etc/x", BROKER_STEP, OTHERS_GO_ON}, {COORDINATOR_STEP}),
-        (ChangeRequest(), {"nothing has changed, nothing needs to be done"}, {"next:", OTHERS_GO_ON}),
+        (
+            ChangeRequest(broker_folder="/etc/x"),
+            {"belong in /etc/x", BROKER_STEP, OTHERS_GO_ON},
+            {COORDINATOR_STEP},
+        ),
+        (
+            ChangeRequest(),
+            {"nothing has changed, nothing needs to be done"},
+            {"next:", OTHERS_GO_ON},
+        ),
     ],
 )
 def test_a_run_says_what_it_has_changed_and_what_is_next_and_no_more(
@@ -612,7 +755,9 @@ def test_a_run_says_what_it_has_changed_and_what_is_next_and_no_more(
     assert {words for words in unsaid if words in text} == set(), text
 
 
-def test_root_is_told_steps_that_root_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_is_told_steps_that_root_can_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """mosquitto gives up root's rights, and then cannot read a folder that is its owner's alone."""
     monkeypatch.chdir(tmp_path)
     folder, there = Path("steel"), tmp_path / "etc"
@@ -626,7 +771,9 @@ def test_root_is_told_steps_that_root_can_take(tmp_path: Path, monkeypatch: pyte
     assert f"restart mosquitto: {copied}; mosquitto -c {there}/mosquitto.conf" in text
 
 
-def test_files_that_were_lost_are_named_and_nothing_else_is_asked_for(steel: Members, tmp_path: Path) -> None:
+def test_files_that_were_lost_are_named_and_nothing_else_is_asked_for(
+    steel: Members, tmp_path: Path
+) -> None:
     shutil.copytree(steel.folder, folder := tmp_path / "steel")
     provision(folder, "steel", ChangeRequest(), NOW)
     (folder / "kits" / "plant-a.kit").unlink()

@@ -1,4 +1,6 @@
-"""Passwords, passphrases and private keys stay where they belong: not in logs, state folders, arguments or children."""
+"""Passwords, passphrases and private keys stay where they belong: not in logs,
+state folders, arguments or children.
+"""
 
 import base64
 import os
@@ -31,14 +33,20 @@ class Trial(NamedTuple):
 
 def secrets_of(kit: Kit) -> dict[str, bytes]:
     """In every form in which one might be written."""
-    forms = {"raw": kit.signing, "hexadecimal": kit.signing.hex().encode(), "base64": base64.b64encode(kit.signing)}
+    forms = {
+        "raw": kit.signing,
+        "hexadecimal": kit.signing.hex().encode(),
+        "base64": base64.b64encode(kit.signing),
+    }
     hidden = {f"signing key of {kit.name}, {form}": value for form, value in forms.items()}
     return hidden | {f"certificate's key of {kit.name}": kit.key.encode().splitlines()[1]}
 
 
 @pytest.fixture(scope="module")
 def trial(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    """A federation with kits, and commands that succeed and fail with kits and passwords, all with --debug."""
+    """A federation with kits, and commands that succeed and fail with kits and passwords,
+    all with --debug.
+    """
     folder, password = tmp_path_factory.mktemp("trial"), secrets.token_hex(12)
     images = draw(tmp_path_factory.mktemp("images") / "plant-a", 8, seed=1)
     umask = os.umask(0o022)  # the usual one: others may read what is made without a thought of them
@@ -52,7 +60,9 @@ def trial(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Trial:
         }
         for name in SHARED:
             hidden |= secrets_of(broker.kits[name])
-            (folder / f"{name}.kit").write_bytes((broker.folder / "kits" / f"{name}.kit").read_bytes())
+            (folder / f"{name}.kit").write_bytes(
+                (broker.folder / "kits" / f"{name}.kit").read_bytes()
+            )
         flags = {who: ("--kit", folder / f"{who}.kit", "--state", folder / who) for who in SHARED}
         federation = ("--classes", ",".join(CLASSES), *FEDERATION, "--rounds", 1)
         learning = {
@@ -60,23 +70,39 @@ def trial(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Trial:
             "plant-a": ("join", *flags["plant-a"], "--data", images),
         }
         processes = [
-            start("--debug", *words, log=folder / f"{who}.log", **{PASSPHRASE: phrases[who], PASSWORD: password})
+            start(
+                "--debug",
+                *words,
+                log=folder / f"{who}.log",
+                **{PASSPHRASE: phrases[who], PASSWORD: password},
+            )
             for who, words in learning.items()
         ]
         ends = [process.wait(100) for process in processes]
         known = {PASSWORD: password, PASSPHRASE: password}
         done = {
             "let in": run(
-                "--debug", "status", f"mqtts://a@127.0.0.1:{secured.tls}", "--ca", secured.authority.ca, **known
+                "--debug",
+                "status",
+                f"mqtts://a@127.0.0.1:{secured.tls}",
+                "--ca",
+                secured.authority.ca,
+                **known,
             ),
-            "refused": run("--debug", "status", f"mqtt://a:{password}@127.0.0.1:{secured.closed}", **known),
+            "refused": run(
+                "--debug", "status", f"mqtt://a:{password}@127.0.0.1:{secured.closed}", **known
+            ),
             "wrong passphrase": run("--debug", "status", "--kit", folder / "plant-a.kit", **known),
         }
         (folder / "broker.log").write_bytes(broker.log.read_bytes())
     os.umask(umask)
     said = {name: result.stdout + result.stderr for name, result in done.items()}
     assert ends == [0, 0], [path.read_text() for path in folder.glob("*.log")]
-    ended = {"let in": "there is no federation", "refused": "BrokerError", "wrong passphrase": "does not open"}
+    ended = {
+        "let in": "there is no federation",
+        "refused": "BrokerError",
+        "wrong passphrase": "does not open",
+    }
     assert [name for name, words in ended.items() if words not in said[name]] == [], said
     return Trial(folder, said, hidden)
 
@@ -87,7 +113,11 @@ def leaks(data: bytes, hidden: dict[str, bytes]) -> list[str]:
 
 @pytest.mark.slow
 def test_no_secret_is_said_not_even_with_a_traceback(trial: Trial):
-    assert {name: found for name, text in trial.said.items() if (found := leaks(text.encode(), trial.hidden))} == {}
+    assert {
+        name: found
+        for name, text in trial.said.items()
+        if (found := leaks(text.encode(), trial.hidden))
+    } == {}
     assert "Traceback" in trial.said["refused"]
 
 
@@ -95,8 +125,16 @@ def test_no_secret_is_said_not_even_with_a_traceback(trial: Trial):
 def test_no_secret_is_left_in_logs_state_folders_journals_or_kits(trial: Trial):
     files = [path for path in trial.folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {"journal.sqlite", "personal.safetensors", "coordinator.log", "broker.log", "plant-a.kit"} <= names
-    assert {str(path): found for path in files if (found := leaks(path.read_bytes(), trial.hidden))} == {}
+    assert {
+        "journal.sqlite",
+        "personal.safetensors",
+        "coordinator.log",
+        "broker.log",
+        "plant-a.kit",
+    } <= names
+    assert {
+        str(path): found for path in files if (found := leaks(path.read_bytes(), trial.hidden))
+    } == {}
 
 
 def test_what_leaks_is_found(trial: Trial):
@@ -105,7 +143,9 @@ def test_what_leaks_is_found(trial: Trial):
 
 
 def test_state_folders_are_their_owners_alone(trial: Trial):
-    assert {name: stat.S_IMODE((trial.folder / name).stat().st_mode) for name in SHARED} == dict.fromkeys(SHARED, 0o700)
+    assert {
+        name: stat.S_IMODE((trial.folder / name).stat().st_mode) for name in SHARED
+    } == dict.fromkeys(SHARED, 0o700)
 
 
 def test_a_broker_that_we_start_gets_no_secret_of_ours(tmp_path: Path):
@@ -123,8 +163,12 @@ def test_a_broker_that_we_start_gets_no_secret_of_ours(tmp_path: Path):
         wait_until(lambda: len(ours.children(recursive=True)) >= 2)  # the supervisor and mosquitto
         children = ours.children(recursive=True)
         assert {PASSWORD, PASSPHRASE} <= ours.environ().keys()
-        assert [each.name() for each in children if {PASSWORD, PASSPHRASE} & each.environ().keys()] == []
-        assert not any("opens a" in argument for each in (ours, *children) for argument in each.cmdline())
+        assert [
+            each.name() for each in children if {PASSWORD, PASSPHRASE} & each.environ().keys()
+        ] == []
+        assert not any(
+            "opens a" in argument for each in (ours, *children) for argument in each.cmdline()
+        )
     finally:
         process.terminate()
         process.wait(60)

@@ -16,7 +16,9 @@ def shared(draw: st.DrawFn) -> tuple[bytes, int, dict[int, bytes]]:
     """A secret, how many shares make it, and all of them by point."""
     secret, members = draw(secrets_), draw(st.integers(1, 12))
     threshold = draw(st.integers(1, members))
-    coefficients = draw(st.lists(st.integers(0, PRIME - 1), min_size=threshold - 1, max_size=threshold - 1))
+    coefficients = draw(
+        st.lists(st.integers(0, PRIME - 1), min_size=threshold - 1, max_size=threshold - 1)
+    )
     points = range(1, members + 1)
     return secret, threshold, dict(zip(points, split(secret, coefficients, points), strict=True))
 
@@ -33,17 +35,26 @@ def test_any_as_many_as_the_threshold_make_the_secret(
 
 
 @given(secrets_, secrets_, st.integers(2, 8))
-def test_fewer_shares_than_the_threshold_fit_every_secret(secret: bytes, other: bytes, threshold: int) -> None:
+def test_fewer_shares_than_the_threshold_fit_every_secret(
+    secret: bytes, other: bytes, threshold: int
+) -> None:
     """Whatever the secret is, there is a polynomial through it and the shares that somebody has."""
     chance = random.Random(secret)
     coefficients = [chance.randrange(PRIME) for _ in range(threshold - 1)]
     known = dict(enumerate(split(secret, coefficients, range(1, threshold)), 1))
     points = [0, *known]
-    values = [int.from_bytes(other, "big"), *(int.from_bytes(each, "big") for each in known.values())]
+    values = [
+        int.from_bytes(other, "big"),
+        *(int.from_bytes(each, "big") for each in known.values()),
+    ]
     missing = threshold  # the point whose share they do not have
-    value = sum(
-        of_point * _basis(point, points, missing) for point, of_point in zip(points, values, strict=True)
-    ) % PRIME  # fmt: skip
+    value = (
+        sum(
+            of_point * _basis(point, points, missing)
+            for point, of_point in zip(points, values, strict=True)
+        )
+        % PRIME
+    )
     fitting = known | {missing: value.to_bytes(SHARE_BYTES, "big")}
     assert Interpolation([*fitting]).combine(fitting) == other
 
@@ -74,5 +85,7 @@ def test_the_modulus_is_a_prime() -> None:
     chance = random.Random(1)
     for _ in range(40):
         power = pow(chance.randrange(2, PRIME - 1), odd, PRIME)
-        squares = [power := power if number == 0 else power * power % PRIME for number in range(twos)]
+        squares = [
+            power := power if number == 0 else power * power % PRIME for number in range(twos)
+        ]
         assert squares[0] == 1 or PRIME - 1 in squares

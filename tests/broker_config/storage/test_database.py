@@ -66,7 +66,10 @@ def tells_the_truth(file: Path) -> bool:
     if told is None:
         return True
     assert f"the journal {file} is damaged" in told.what
-    assert f"restore the folder {file.parent} from a copy, or remove {file} and begin another run" in told.remedy
+    assert (
+        f"restore the folder {file.parent} from a copy, or remove {file} and begin another run"
+        in told.remedy
+    )
     return False
 
 
@@ -80,7 +83,9 @@ def test_no_flipped_bit_changes_what_it_says(step: int, file: Path) -> None:
     assert not all(told)
 
 
-@pytest.mark.parametrize("cut", [lambda size: size - 1, lambda size: size // 2, lambda size: size - 4096, lambda _: 50])
+@pytest.mark.parametrize(
+    "cut", [lambda size: size - 1, lambda size: size // 2, lambda size: size - 4096, lambda _: 50]
+)
 def test_a_file_that_was_cut_is_damaged(cut: Callable[[int], int], file: Path) -> None:
     data = file.read_bytes()
     file.write_bytes(data[: cut(len(data))])
@@ -91,7 +96,10 @@ def test_a_file_that_was_cut_is_damaged(cut: Callable[[int], int], file: Path) -
 
 def test_a_row_that_was_changed_or_removed_behind_its_back_is_noticed(file: Path) -> None:
     data = file.read_bytes()
-    for change in ("UPDATE facts SET weight = 0 WHERE number = 3", "DELETE FROM facts WHERE number = 3"):
+    for change in (
+        "UPDATE facts SET weight = 0 WHERE number = 3",
+        "DELETE FROM facts WHERE number = 3",
+    ):
         file.write_bytes(data)
         with closing(sqlite3.connect(file)) as database, database:
             database.execute(change)
@@ -141,7 +149,9 @@ class MoreFacts(Facts):
         self._write(("INSERT INTO later VALUES (?)", (text,)))
 
 
-def test_tables_that_came_later_are_added_to_a_file_of_before_and_are_verified_as_all(file: Path) -> None:
+def test_tables_that_came_later_are_added_to_a_file_of_before_and_are_verified_as_all(
+    file: Path,
+) -> None:
     with closing(MoreFacts(file.parent)):
         pass  # nothing is written to them yet
     for number in range(2):

@@ -1,4 +1,6 @@
-"""A hash chain: no entry changes, goes, comes or moves unnoticed, and nothing hostile gets further than a message."""
+"""A hash chain: no entry changes, goes, comes or moves unnoticed,
+and nothing hostile gets further than a message.
+"""
 
 import hashlib
 import json
@@ -15,13 +17,19 @@ from broker_config.protocol.messages import RecordHead
 from broker_config.storage.hash_chain import LARGEST, ChainError, chain, encode, follow, read_lines
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(
-        st.characters(exclude_categories=["Cs"])
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abé", max_size=3), inner, max_size=3)
     ),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abé", max_size=3), inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
-FACTS = st.lists(st.dictionaries(st.sampled_from(["what", "run", "ä"]), VALUES), min_size=1, max_size=6)
+)
+FACTS = st.lists(
+    st.dictionaries(st.sampled_from(["what", "run", "ä"]), VALUES), min_size=1, max_size=6
+)
 
 
 def head_of(lines: list[bytes]) -> RecordHead:
@@ -34,7 +42,8 @@ def test_what_was_chained_is_followed_to_the_same_head(facts: list[dict[str, Any
     followed = list(follow(line for line, _ in chained))
     assert [head for _, head in followed] == [head for _, head in chained]
     assert [
-        {name: value for name, value in entry.items() if name not in ("number", "before")} for entry, _ in followed
+        {name: value for name, value in entry.items() if name not in ("number", "before")}
+        for entry, _ in followed
     ] == facts
 
 
@@ -46,7 +55,9 @@ def test_any_entry_that_is_changed_removed_swapped_or_inserted_is_noticed(
     place = data.draw(st.integers(0, len(lines) - 1))
     other = data.draw(st.integers(0, len(lines) - 1))
     forged = [*lines]
-    match data.draw(st.sampled_from(["a byte", "a value", "removed", "swapped", "inserted", "doubled"])):
+    match data.draw(
+        st.sampled_from(["a byte", "a value", "removed", "swapped", "inserted", "doubled"])
+    ):
         case "a byte":
             at = data.draw(st.integers(0, len(lines[place]) - 1))
             forged[place] = (
@@ -77,33 +88,62 @@ def test_any_entry_that_is_changed_removed_swapped_or_inserted_is_noticed(
 def test_a_chain_is_that_of_sha256_and_json_alone() -> None:
     lines = [line for line, _ in chain([{"what": "ä", "n": 1.5}, {"what": "b"}])]
     assert lines[0] == '{"before":"","n":1.5,"number":1,"what":"ä"}'.encode()
-    assert json.loads(lines[1]) == {"before": hashlib.sha256(lines[0]).hexdigest(), "number": 2, "what": "b"}
+    assert json.loads(lines[1]) == {
+        "before": hashlib.sha256(lines[0]).hexdigest(),
+        "number": 2,
+        "what": "b",
+    }
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"{", b"[]", b"3", b"\xff\xfe", b"null", b'{"a":' * 100_000, b"[" * 1_000_000, b"x" * (LARGEST + 1),
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"\xff\xfe",
+        b"null",
+        b'{"a":' * 100_000,
+        b"[" * 1_000_000,
+        b"x" * (LARGEST + 1),
         *(
             b'{"before":"",' + rest.encode()
             for rest in (
-                '"a":NaN,"number":1}', '"a":1e999,"number":1}', '"a": 1,"number":1}', '"number":1,"a":1}',
-                '"a":1,"a":2,"number":1}', '"a":1.0e0,"number":1}', '"a":"\\u00e4","number":1}',
-                '"a":"\\ud800","number":1}', '"a":' + "9" * 5000 + ',"number":1}', '"number":1,"number":1}',
-                '"number":1}\r', '"number":1}{}', '"number":1}\0',
+                '"a":NaN,"number":1}',
+                '"a":1e999,"number":1}',
+                '"a": 1,"number":1}',
+                '"number":1,"a":1}',
+                '"a":1,"a":2,"number":1}',
+                '"a":1.0e0,"number":1}',
+                '"a":"\\u00e4","number":1}',
+                '"a":"\\ud800","number":1}',
+                '"a":' + "9" * 5000 + ',"number":1}',
+                '"number":1,"number":1}',
+                '"number":1}\r',
+                '"number":1}{}',
+                '"number":1}\0',
             )
         ),
         '{"before":"","number":1}'.encode("utf-16"),
     ],
     ids=lambda line: repr(line[:40]),
-)  # fmt: skip
+)
 def test_a_hostile_line_is_refused(line: bytes) -> None:
     with pytest.raises(ChainError, match="line 1"):
         list(follow([line]))
 
 
 @pytest.mark.parametrize(
-    "fields", [{"number": True}, {"number": 1.0}, {"number": "1"}, {"number": 2}, {"before": 3}, {"before": "a" * 64}]
+    "fields",
+    [
+        {"number": True},
+        {"number": 1.0},
+        {"number": "1"},
+        {"number": 2},
+        {"before": 3},
+        {"before": "a" * 64},
+    ],
 )
 def test_a_first_entry_of_another_number_or_hash_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ChainError, match="line 1"):
@@ -111,7 +151,9 @@ def test_a_first_entry_of_another_number_or_hash_is_refused(fields: dict[str, An
 
 
 @pytest.mark.parametrize("size", [LARGEST + 2, 1 << 40])
-def test_of_a_file_that_is_too_large_or_never_ends_a_line_little_is_read(tmp_path: Path, size: int) -> None:
+def test_of_a_file_that_is_too_large_or_never_ends_a_line_little_is_read(
+    tmp_path: Path, size: int
+) -> None:
     path = tmp_path / "record"
     with path.open("wb") as file:
         file.truncate(size)  # sparse

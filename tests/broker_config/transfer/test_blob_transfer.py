@@ -27,7 +27,14 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer import send_queue
-from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Damaged, Download, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import (
+    BlobStore,
+    BlobTransfer,
+    Damaged,
+    Download,
+    Fetched,
+    FetchFailed,
+)
 from broker_config.transfer.send_queue import PERIOD, REPEATS, Allowances, SendQueue
 from tests.support.chunks import KIB, chunk_of, digest_of, manifest_of
 from tests.support.ports import free_port
@@ -119,9 +126,13 @@ def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_th
     store: BlobStore,
 ) -> None:
     data = bytes(1000 * KIB)
-    fetches = [Download(manifest_of(data, node=f"holder-{number}"), store, window=4 * KIB) for number in range(5)]
+    fetches = [
+        Download(manifest_of(data, node=f"holder-{number}"), store, window=4 * KIB)
+        for number in range(5)
+    ]
     assert {download.chunks_to_request(0.0) for download in fetches} == {(0,)}
-    assert {download.chunks_to_request(60.0) for download in fetches} == {(1,)}  # in vain; it may only be late
+    # in vain; it may only be late
+    assert {download.chunks_to_request(60.0) for download in fetches} == {(1,)}
     for download in fetches:
         download.receive(7, chunk_of(data, 7), 60.0)  # sent before any of them asked
     assert {download.chunks_to_request(60.0) for download in fetches} == {(8, 9, 10, 11)}
@@ -154,7 +165,9 @@ def test_no_more_than_a_window_is_outstanding(store: BlobStore, window: int, mos
     assert largest == most
 
 
-def test_a_silent_holder_is_asked_again_more_and_more_rarely_but_at_least_every_five_seconds(store: BlobStore) -> None:
+def test_a_silent_holder_is_asked_again_more_and_more_rarely_but_at_least_every_five_seconds(
+    store: BlobStore,
+) -> None:
     download = Download(manifest_of(bytes(100 * KIB)), store)
     asked_at = [tenth / 10 for tenth in range(600) if download.chunks_to_request(tenth / 10)]
     pauses = [round(later - earlier, 1) for earlier, later in pairwise(asked_at)]
@@ -197,16 +210,26 @@ def test_chunks_that_another_asked_for_are_welcome(store: BlobStore) -> None:
 def test_impossible_chunks_are_ignored_and_counted(store: BlobStore) -> None:
     data = os.urandom(2 * KIB + 10)
     download = Download(manifest_of(data), store)
-    for index, chunk in [(0, b""), (0, bytes(KIB - 1)), (0, bytes(KIB + 1)), (2, bytes(KIB)), (3, b""), (2**32, b"x")]:
+    for index, chunk in [
+        (0, b""),
+        (0, bytes(KIB - 1)),
+        (0, bytes(KIB + 1)),
+        (2, bytes(KIB)),
+        (3, b""),
+        (2**32, b"x"),
+    ]:
         download.receive(index, chunk, 0.0)
     assert download.refused == 6
     for index in (0, 1, 2):
         download.receive(index, chunk_of(data, index), 0.0)
-        download.receive(index, bytes(len(chunk_of(data, index))), 0.0)  # a duplicate does not overwrite
+        # a duplicate does not overwrite
+        download.receive(index, bytes(len(chunk_of(data, index))), 0.0)
     assert download.finish().read_bytes() == data
 
 
-def test_a_blob_that_does_not_match_its_digest_is_the_holder_s_fault_and_forgotten(store: BlobStore) -> None:
+def test_a_blob_that_does_not_match_its_digest_is_the_holder_s_fault_and_forgotten(
+    store: BlobStore,
+) -> None:
     data = os.urandom(2 * KIB)
     download = Download(manifest_of(data), store)
     download.receive(0, bytes(KIB), 0.0)
@@ -235,7 +258,9 @@ def test_a_channel_that_loses_reorders_and_repeats_still_delivers(
     while not download.complete:
         for index in download.chunks_to_request(now):
             under_way += [
-                (now + rng.expovariate(5), index) for _ in range(rng.choice((1, 1, 2))) if rng.random() > loss
+                (now + rng.expovariate(5), index)
+                for _ in range(rng.choice((1, 1, 2)))
+                if rng.random() > loss
             ]
         due = [entry for entry in under_way if entry[0] <= now]
         under_way = [entry for entry in under_way if entry[0] > now]
@@ -259,10 +284,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_after_the_death_of_the_process_only_missing_chunks_are_asked_for(store: BlobStore, tmp_path: Path) -> None:
+def test_after_the_death_of_the_process_only_missing_chunks_are_asked_for(
+    store: BlobStore, tmp_path: Path
+) -> None:
     data = os.urandom(60 * KIB)
     (tmp_path / "data").write_bytes(data)
-    died = subprocess.run([sys.executable, "-c", KILLED, store.folder, tmp_path / "data"], check=False)
+    died = subprocess.run(
+        [sys.executable, "-c", KILLED, store.folder, tmp_path / "data"], check=False
+    )
     assert died.returncode == -signal.SIGKILL
     download, asked = Download(manifest_of(data), store), []
     assert download.resumed
@@ -297,7 +326,9 @@ def test_chunks_are_sent_in_the_order_asked_for_and_once_while_they_wait() -> No
 def test_what_waits_to_be_sent_is_bounded() -> None:
     sends = SendQueue()
     for start in range(0, 100_000, 1000):
-        sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=tuple(range(start, start + 1000))), 0.0)
+        sends.add(
+            Want(digest="a" * 64, chunk_size=KIB, chunks=tuple(range(start, start + 1000))), 0.0
+        )
     assert len(sends) < 20_000
 
 
@@ -311,7 +342,7 @@ def test_nobody_has_each_byte_more_often_than_losses_and_restarts_explain() -> N
     assert allowances.left("greedy", want, 10, 2.0 + PERIOD) == 10 * REPEATS
 
 
-def test_what_exceeds_an_allowance_is_not_queued_and_what_waits_or_is_in_flight_does_not_count() -> None:
+def test_what_exceeds_an_allowance_is_not_queued_and_what_is_under_way_does_not_count() -> None:
     sends = SendQueue()
     assert sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=(0, 1, 2)), 0.0, 2) == 2
     assert sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=(0, 1, 2)), 0.0, 2) == 1
@@ -357,7 +388,9 @@ def meet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Meet]:
     yield start
     for peer in peers:
         peer.transfer.close()
-    assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
+    assert [
+        record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR
+    ] == []
 
 
 def test_an_encoder_travels_byte_for_byte(broker: EmbeddedBroker, meet: Meet) -> None:
@@ -380,10 +413,15 @@ def test_a_blob_that_two_manifests_promise_is_fetched_once_and_told_twice(
 ) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     first = holder.offer(os.urandom(SIZE))
-    second = Manifest(**{field: getattr(first, field) for field in first.__struct_fields__} | {"round": 5})
+    second = Manifest(
+        **{field: getattr(first, field) for field in first.__struct_fields__} | {"round": 5}
+    )
     for manifest in (first, second, first):
         asker.transfer.fetch(manifest)
-    assert {asker.inbox.get(timeout=60), asker.inbox.get(timeout=60)} == {Fetched(first), Fetched(second)}
+    assert {asker.inbox.get(timeout=60), asker.inbox.get(timeout=60)} == {
+        Fetched(first),
+        Fetched(second),
+    }
     assert asker.inbox.empty()
     assert holder.transfer.bytes_sent < 1.5 * SIZE
 
@@ -410,7 +448,9 @@ def test_chunks_fit_into_the_packets_that_the_broker_allows(tmp_path: Path, meet
         assert asker.get(holder.offer(data)) == data
 
 
-def test_a_transfer_survives_a_cut_connection_without_starting_over(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+def test_a_transfer_survives_a_cut_connection_without_starting_over(
+    mosquitto: EmbeddedBroker, meet: Meet
+) -> None:
     with Proxy(mosquitto.port, rate=20e6) as proxy:
         holder, asker = meet(mosquitto.url, "holder"), meet(proxy.url, "asker")
         data = os.urandom(SIZE)
@@ -424,7 +464,10 @@ def test_a_transfer_survives_a_cut_connection_without_starting_over(mosquitto: E
 
 def test_a_transfer_survives_a_restart_of_the_broker(tmp_path: Path, meet: Meet) -> None:
     port = free_port()
-    with start_broker(tmp_path / "broker", port=port, kind="mosquitto") as first, Proxy(port, rate=20e6) as proxy:
+    with (
+        start_broker(tmp_path / "broker", port=port, kind="mosquitto") as first,
+        Proxy(port, rate=20e6) as proxy,
+    ):
         holder, asker = meet(first.url, "holder"), meet(proxy.url, "asker")
         data = os.urandom(SIZE)
         manifest = holder.offer(data)
@@ -435,7 +478,9 @@ def test_a_transfer_survives_a_restart_of_the_broker(tmp_path: Path, meet: Meet)
             assert asker.get(manifest) == data
 
 
-def test_a_transfer_goes_on_where_an_earlier_one_stopped(mosquitto: EmbeddedBroker, meet: Meet, tmp_path: Path) -> None:
+def test_a_transfer_goes_on_where_an_earlier_one_stopped(
+    mosquitto: EmbeddedBroker, meet: Meet, tmp_path: Path
+) -> None:
     with Proxy(mosquitto.port, rate=20e6) as proxy:
         holder, early = meet(mosquitto.url, "holder"), Peer(proxy.url, "asker", tmp_path)
         data = os.urandom(SIZE)
@@ -460,13 +505,17 @@ def test_a_blob_that_an_earlier_process_received_but_did_not_check_is_taken(
     assert asker.get(manifest_of(data)) == data
 
 
-def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(
+    mosquitto: EmbeddedBroker, meet: Meet
+) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(SIZE)
     manifests = holder.offer(data), holder.offer(data, 100 * KIB)
     for manifest in manifests:
         asker.transfer.fetch(manifest)
-    assert {asker.inbox.get(timeout=60), asker.inbox.get(timeout=60)} == set(map(Fetched, manifests))
+    assert {asker.inbox.get(timeout=60), asker.inbox.get(timeout=60)} == set(
+        map(Fetched, manifests)
+    )
     assert asker.store.path(digest_of(data)).read_bytes() == data
 
 
@@ -488,15 +537,24 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
         b"x" * 300_000,
         b'{"type":"Finished","session":"0000000000000000","run":"0000000000000000"}',
         f'{{"type":"Want","digest":"{"0" * 64}","chunk_size":1024,"chunks":[0]}}'.encode(),
-        f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":1024,"chunks":[1073741824]}}'.encode(),
-        f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":16777216,"chunks":[1]}}'.encode(),
+        (
+            f'{{"type":"Want","digest":"{manifest.digest}","chunk_'
+            f'size":1024,"chunks":[1073741824]}}'
+        ).encode(),
+        (
+            f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":16777216,"chunks":[1]}}'
+        ).encode(),
         *(
-            f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":{size},"chunks":[0]}}'.encode()
+            (
+                f'{{"type":"Want","digest":"{manifest.digest}","chunk_size":{size},"chunks":[0]}}'
+            ).encode()
             for size in (1024, 300 * KIB, 256 * KIB - 1)  # it is offered in chunks of another size
         ),
     ]
     inbox: queue.Queue[object] = queue.Queue()
-    with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False) as vandal:
+    with MqttClient(
+        Endpoint.parse(mosquitto.url), "vandal", inbox=inbox, persistent=False
+    ) as vandal:
         vandal.max_payload = SIZE
         vandal.subscribe(topics.chunks("f", "holder", "+", "+"))
         for payload in absurd:
@@ -504,10 +562,13 @@ def test_absurd_requests_are_ignored(mosquitto: EmbeddedBroker, meet: Meet) -> N
         vandal.publish(topics.chunks("f", "holder", manifest.digest, manifest.chunk_size), b"\0\0")
         assert vandal.flush(60)
         assert asker.get(manifest) == data
-        wanted = {2, 44 * KIB + 4, 256 * KIB + 4}  # nothing but what the vandal and the asker asked for
+        # nothing but what the vandal and the asker asked for
+        wanted = {2, 44 * KIB + 4, 256 * KIB + 4}
 
         def seen() -> set[int]:
-            return {len(event.payload) for event in list(inbox.queue) if isinstance(event, Delivery)}
+            return {
+                len(event.payload) for event in list(inbox.queue) if isinstance(event, Delivery)
+            }
 
         wait_until(lambda: seen() >= wanted)  # the vandal may hear of a chunk after the asker
         assert seen() == wanted
@@ -519,7 +580,9 @@ def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     manifest = holder.offer(data := os.urandom(300 * KIB))
     chunks = topics.chunks("f", "holder", "0" * 64, manifest.chunk_size)
-    with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+    with MqttClient(
+        Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False
+    ) as vandal:
         asker.transfer.fetch(msgspec.structs.replace(manifest, digest="0" * 64))
         wait_until(lambda: list(asker.store.incoming.iterdir()) != [])
         for _ in range(100):
@@ -541,19 +604,27 @@ def _has_sent(holder: Peer, size: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("admitted", "had", "told"), [(False, 0, "without taking part"), (True, REPEATS, f"{REPEATS} times in 60 s")]
+    ("admitted", "had", "told"),
+    [(False, 0, "without taking part"), (True, REPEATS, f"{REPEATS} times in 60 s")],
 )
 def test_a_flood_of_requests_costs_little_and_is_told_once(
-    admitted: bool, had: int, told: str, mosquitto: EmbeddedBroker, meet: Meet, caplog: pytest.LogCaptureFixture,
+    admitted: bool,
+    had: int,
+    told: str,
+    mosquitto: EmbeddedBroker,
+    meet: Meet,
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(send_queue, "HOLD_OFF", 0.0)  # a patient vandal
     holder = meet(mosquitto.url, "holder", may_ask=lambda asker: admitted or asker == "asker")
     asker = meet(mosquitto.url, "asker")
     data = os.urandom(300 * KIB)
     manifest = holder.offer(data)
     want = encode(Want(digest=manifest.digest, chunk_size=manifest.chunk_size, chunks=(0, 1)))
-    with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+    with MqttClient(
+        Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False
+    ) as vandal:
         for _ in range(50):
             expected = min(had * len(data), holder.transfer.bytes_sent + len(data))
             vandal.publish(topics.want("f", "holder", "vandal"), want)
@@ -585,11 +656,15 @@ def test_a_cancelled_fetch_is_forgotten(mosquitto: EmbeddedBroker, meet: Meet) -
     assert list(asker.store.incoming.iterdir()) == []
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda _: b"", None])
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda _: b"", None]
+)
 def test_a_holder_whose_file_has_changed_notices_before_it_sends_it(
     change: Callable[[bytes], bytes] | None, mosquitto: EmbeddedBroker, meet: Meet
 ) -> None:
-    """It has changed while it was offered; then it is offered again as it is, and after it was put again."""
+    """It has changed while it was offered; then it is offered again as it is,
+    and after it was put again.
+    """
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(100 * KIB)
     manifest = holder.offer(data)
@@ -634,7 +709,9 @@ def test_a_full_disk_of_the_asker_is_told_with_its_own_remedy(
     assert ours.remedy == "free some space there, or make it writable; then start again"
 
 
-def test_a_torn_rest_of_an_earlier_process_is_not_the_holder_s_fault(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+def test_a_torn_rest_of_an_earlier_process_is_not_the_holder_s_fault(
+    mosquitto: EmbeddedBroker, meet: Meet
+) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(1000 * KIB)
     manifest = holder.offer(data)

@@ -1,4 +1,6 @@
-"""Many blobs, many holders, many askers: each is scheduled, and memory and bytes do not grow with their number."""
+"""Many blobs, many holders, many askers: each is scheduled,
+and memory and bytes do not grow with their number.
+"""
 
 import heapq
 import logging
@@ -112,7 +114,9 @@ def test_who_leaves_while_it_waits_is_not_served() -> None:
 
 
 @given(st.integers(1, 4), st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
-def test_all_but_the_dead_are_served_however_many_are_dead(places: int, everyone: set[int], dead: set[int]) -> None:
+def test_all_but_the_dead_are_served_however_many_are_dead(
+    places: int, everyone: set[int], dead: set[int]
+) -> None:
     slots: TransferSlots[str] = TransferSlots(places)
     for one in everyone:
         slots.add(str(one))
@@ -157,7 +161,7 @@ def test_a_chunk_is_sent_again_to_who_has_received_a_later_one() -> None:
     assert [sends.pop(0.004).number for _ in range(2)] == [1, 2]
 
 
-def test_a_chunk_that_was_just_sent_is_not_sent_again_to_who_has_received_nothing_but_soon_it_is() -> None:
+def test_a_chunk_that_was_just_sent_is_sent_again_only_after_a_moment() -> None:
     sends = after(1, 2, 3, 4)
     sends.add(want(1, 4, 5), 0.004)
     assert sends.pop(0.004).number == 5
@@ -187,7 +191,15 @@ def test_a_fleet_that_fetches_one_blob_over_a_congested_way_does_not_have_it_sen
         now = step / 20
         for number, download in enumerate(fetches):
             if joined[number] <= now and (chunks := download.chunks_to_request(now)):
-                sends.add(Want(digest=manifest.digest, chunk_size=KIB, chunks=chunks, newest=download.newest), now)
+                sends.add(
+                    Want(
+                        digest=manifest.digest,
+                        chunk_size=KIB,
+                        chunks=chunks,
+                        newest=download.newest,
+                    ),
+                    now,
+                )
         if sends:  # 20 chunks a second
             heapq.heappush(under_way, (now + latency, len(sent), sends.pop(now).number))
             sent.append(now)
@@ -270,7 +282,9 @@ def meet(
     yield start
     for peer in peers:
         peer.transfer.close()
-    assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
+    assert [
+        record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR
+    ] == []
 
 
 Meet = Callable[[str], Peer]
@@ -297,7 +311,9 @@ def test_a_few_blobs_are_fetched_at_a_time_and_all_arrive(meet: Meet) -> None:
     assert list(asker.store.incoming.iterdir()) == []
 
 
-def test_a_dead_holder_does_not_keep_its_place_from_others_and_is_heard_when_it_comes_back(meet: Meet) -> None:
+def test_a_dead_holder_does_not_keep_its_place_from_others_and_is_heard_when_it_comes_back(
+    meet: Meet,
+) -> None:
     asker, late = meet("asker"), os.urandom(100 * KIB)
     forgotten = manifest_of(late, 256 * KIB, node="late")
     for manifest in [forgotten, *never_answered(MAX_DOWNLOADS - 1)]:

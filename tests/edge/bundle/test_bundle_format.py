@@ -64,7 +64,11 @@ def test_a_golden_image_of_another_size_is_not_written(tmp_path):
     description = tiny_bundle(tmp_path / "good").manifest
     with pytest.raises(ValueError, match=r"uint8 \[16, 16, 3\]"):
         bundle_format.write_bundle(
-            tmp_path / "bad", description, tiny_onnx(16), np.zeros((8, 8, 3), np.uint8), (1.0, 0.0, 0.0)
+            tmp_path / "bad",
+            description,
+            tiny_onnx(16),
+            np.zeros((8, 8, 3), np.uint8),
+            (1.0, 0.0, 0.0),
         )
     assert not (tmp_path / "bad").exists()
 
@@ -97,8 +101,12 @@ def test_a_manifest_says_what_trained_it_or_nothing(tmp_path):
     assert bundle_format.read_bundle(tmp_path / "b").manifest.trained == {}
 
 
-@pytest.mark.parametrize(("trained", "why"), [({"red": 3, "rust": 1}, "'rust'"), ({"red": 0}, "trained")])
-def test_a_manifest_that_was_trained_on_a_class_it_does_not_have_or_on_no_image_is_refused(tmp_path, trained, why):
+@pytest.mark.parametrize(
+    ("trained", "why"), [({"red": 3, "rust": 1}, "'rust'"), ({"red": 0}, "trained")]
+)
+def test_a_manifest_that_was_trained_on_a_class_it_does_not_have_or_on_no_image_is_refused(
+    tmp_path, trained, why
+):
     tiny_bundle(tmp_path / "b")
     edit(tmp_path / "b", trained=trained)
     with pytest.raises(BundleError, match=f"b/manifest.json .*{why}"):
@@ -131,7 +139,12 @@ def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path, file):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"roles": {}}, {"classes": ["one", "two"]}, {"classes": ["one"]}, {"input": {"size": 16, "layout": "NCHW"}}],
+    [
+        {"roles": {}},
+        {"classes": ["one", "two"]},
+        {"classes": ["one"]},
+        {"input": {"size": 16, "layout": "NCHW"}},
+    ],
     ids=["no graph", "fewer classes than probabilities", "one class", "another layout"],
 )
 def test_a_manifest_that_cannot_be_served_is_refused(tmp_path, changes):
@@ -148,7 +161,11 @@ def test_unknown_fields_are_ignored_so_that_the_format_can_grow(tmp_path):
 
 
 @pytest.mark.parametrize("named", ["bundles", "bundles/plant-9"])
-def test_a_folder_that_is_no_bundle_proposes_those_inside_or_beside_it(named: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_bundle_proposes_those_inside_or_beside_it(
+    named: str, tmp_path: Path
+) -> None:
     tiny_bundle(tmp_path / "bundles" / "plant-1")
-    with pytest.raises(BundleError, match=r"(?s)is not a bundle.*did you mean .*/bundles/plant-1\?"):
+    with pytest.raises(
+        BundleError, match=r"(?s)is not a bundle.*did you mean .*/bundles/plant-1\?"
+    ):
         bundle_format.read_bundle(tmp_path / named)

@@ -25,8 +25,8 @@ def comparison(deployed: CandidateName = "together", **changed: object) -> Compa
 
 def test_a_plant_reads_what_joining_was_worth() -> None:
     assert comparison().describe() == (
-        "on 60 held-out images: alone 61 %, together 76 % (10 to 20 points more than alone), mixed 72 %, "
-        "guessing 25 %: together is deployed"
+        "on 60 held-out images: alone 61 %, together 76 % (10 to 20 points more than alone), "
+        "mixed 72 %, guessing 25 %: together is deployed"
     )
 
 
@@ -63,7 +63,9 @@ def test_a_plain_gain_needs_no_warning() -> None:
 
 def test_a_model_that_may_be_guessing_is_warned_of() -> None:
     (warning,) = comparison(guessing=0.7).warnings()
-    assert warning.startswith("76 % of 60 images (66 % to 86 %) can hardly be told from guessing (70 %)")
+    assert warning.startswith(
+        "76 % of 60 images (66 % to 86 %) can hardly be told from guessing (70 %)"
+    )
     assert comparison(guessing=0.65).warnings() == []
 
 

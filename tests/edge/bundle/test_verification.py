@@ -1,4 +1,6 @@
-"""A line serves what its own node has signed for it, and neither something else, older, expired nor put together."""
+"""A line serves what its own node has signed for it, and neither something else, older,
+expired nor put together.
+"""
 
 import contextlib
 import fcntl
@@ -67,14 +69,17 @@ def test_a_bundle_of_the_lines_own_node_is_served_and_served_again(ours, verifie
     for _ in range(2):
         predictor, ends, _ = load_model(folder, verifier)
         assert predictor.manifest.id == "plant-a@30"
-        assert {what: round((end - soon(0)).total_seconds() / 86400) for what, end in ends.items()} == {
+        assert {
+            what: round((end - soon(0)).total_seconds() / 86400) for what, end in ends.items()
+        } == {
             "bundle": 90,
             "charter": 365,
         }
 
 
 def test_each_export_has_a_higher_version_whatever_the_clock_says(ours, verifier, tmp_path):
-    folder = ours.bundle(tmp_path / "bundle", version=2**40)  # a clock that was far ahead, and is right again
+    # a clock that was far ahead, and is right again
+    folder = ours.bundle(tmp_path / "bundle", version=2**40)
     served(folder, verifier)
     ours.bundle(folder)
     assert bundle_format.read_bundle(folder).manifest.version == 2**40 + 1
@@ -89,11 +94,14 @@ def test_a_signed_bundle_is_served_without_trust_too_and_that_is_said(ours, tmp_
     assert "its signature is not checked" in caplog.text
 
 
-# ---------------------------------------------------------------- arbitrary software: nothing may be changed
+# ---------------------------------------------------------------- arbitrary software: nothing may
+# be changed
 
 
 def damaged(content: bytes) -> Iterator[bytes]:
-    """Every region of a file changed: a bit of up to 80 bytes all over it, cut short, made longer, emptied."""
+    """Every region of a file changed: a bit of up to 80 bytes all over it, cut short,
+    made longer, emptied.
+    """
     for place in sorted({round(share * (len(content) - 1) / 79) for share in range(80)}):
         changed = bytearray(content)
         changed[place] ^= 1 << random.randrange(8)
@@ -125,7 +133,9 @@ def test_a_file_that_is_missing_or_endless_is_refused_and_named(ours, verifier, 
     assert name in refusal(path.parent, verifier)
 
 
-def test_an_unsigned_bundle_and_one_whose_signature_was_taken_away_are_refused(ours, verifier, tmp_path):
+def test_an_unsigned_bundle_and_one_whose_signature_was_taken_away_are_refused(
+    ours, verifier, tmp_path
+):
     folder = ours.bundle(tmp_path / "bundle")
     (folder / "manifest.sig").unlink()
     assert "is not signed" in refusal(folder, verifier)
@@ -145,11 +155,13 @@ def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, verifier, t
             Predictor(found.bundle)
 
 
-# ---------------------------------------------------------------- signed by somebody else, or for somebody else
+# ---------------------------------------------------------------- signed by somebody else, or for
+# somebody else
 
 
 OF_PLANT_B = (
-    "says that this bundle is of plant-b in federation 'test', the trust file is for plant-a in federation 'test'"
+    "says that this bundle is of plant-b in federation 'test', the trust file is for plant-a in "
+    "federation 'test'"
 )
 
 
@@ -158,15 +170,24 @@ def test_bundles_of_others_are_refused(ours, verifier, tmp_path):
     for number, (folder, reason) in enumerate(
         [
             (ours.bundle(tmp_path / "0", key=neighbour, node="plant-b"), OF_PLANT_B),
-            (ours.bundle(tmp_path / "9", key=neighbour, federation="copper"), "is of plant-a in federation 'copper'"),
+            (
+                ours.bundle(tmp_path / "9", key=neighbour, federation="copper"),
+                "is of plant-a in federation 'copper'",
+            ),
             (ours.bundle(tmp_path / "1", key=neighbour), "not signed by plant-a"),
             (ours.bundle(tmp_path / "2", key=ours.keys["coordinator"]), "not signed by plant-a"),
             (ours.bundle(tmp_path / "3", key=stranger), "not signed by plant-a"),
             (ours.bundle(tmp_path / "4", node="plant-b"), "is of plant-b in federation 'test'"),
-            (ours.bundle(tmp_path / "5", federation="copper"), "is of plant-a in federation 'copper'"),
+            (
+                ours.bundle(tmp_path / "5", federation="copper"),
+                "is of plant-a in federation 'copper'",
+            ),
             (theirs.bundle(tmp_path / "6"), "charter cannot be relied on"),
             (theirs.bundle(tmp_path / "7", charter=ours.charter()), "not signed by plant-a"),
-            (ours.bundle(tmp_path / "8", key=stranger, charter=theirs.charter()), "charter cannot be relied on"),
+            (
+                ours.bundle(tmp_path / "8", key=stranger, charter=theirs.charter()),
+                "charter cannot be relied on",
+            ),
         ]
     ):
         assert reason in refusal(folder, verifier), number
@@ -182,10 +203,15 @@ def test_bundles_of_others_are_refused(ours, verifier, tmp_path):
         b"\xff",
     ],
 )
-def test_of_a_manifest_that_nobody_signed_no_more_than_two_plain_names_are_told(ours, verifier, tmp_path, content):
+def test_of_a_manifest_that_nobody_signed_no_more_than_two_plain_names_are_told(
+    ours, verifier, tmp_path, content
+):
     folder = ours.bundle(tmp_path / "bundle")
     (folder / "manifest.json").write_bytes(content)
-    assert refusal(folder, verifier) == f"{folder}/manifest.json is not signed by plant-a: manifest.sig does not fit"
+    assert (
+        refusal(folder, verifier)
+        == f"{folder}/manifest.json is not signed by plant-a: manifest.sig does not fit"
+    )
 
 
 def test_a_file_that_is_not_of_the_bundle_is_told_and_not_used(ours, verifier, tmp_path, caplog):
@@ -198,13 +224,19 @@ def test_a_file_that_is_not_of_the_bundle_is_told_and_not_used(ours, verifier, t
     assert r"holds more than the bundle ('extra\n.pkl', 2 in all)" in caplog.text
 
 
-def test_a_charter_of_another_federation_under_the_same_authority_is_refused(ours, verifier, tmp_path):
+def test_a_charter_of_another_federation_under_the_same_authority_is_refused(
+    ours, verifier, tmp_path
+):
     copper = FederationKeys("copper")
     copper.authority, copper.keys = ours.authority, ours.keys
-    assert "is of federation 'copper'" in refusal(ours.bundle(tmp_path / "b", charter=copper.charter()), verifier)
+    assert "is of federation 'copper'" in refusal(
+        ours.bundle(tmp_path / "b", charter=copper.charter()), verifier
+    )
 
 
-def test_a_bundle_must_come_from_the_coordinators_broadcast_of_its_run_and_round(ours, verifier, tmp_path):
+def test_a_bundle_must_come_from_the_coordinators_broadcast_of_its_run_and_round(
+    ours, verifier, tmp_path
+):
     forged, other = msgspec.structs.replace(ours.broadcast(), digest="e" * 64), FederationKeys()
     for number, (broadcast, reason) in enumerate(
         [
@@ -222,7 +254,9 @@ def test_a_bundle_must_come_from_the_coordinators_broadcast_of_its_run_and_round
 
 
 def test_files_of_two_bundles_do_not_mix(ours, tmp_path):
-    """Except for the charter, which is a statement of its own: the newest that is known counts anyway."""
+    """Except for the charter, which is a statement of its own:
+    the newest that is known counts anyway.
+    """
     bundles = [
         ours.bundle(tmp_path / "one", charter=ours.charter(1), version=7),
         ours.bundle(tmp_path / "two", charter=ours.charter(2), version=8, size=24),
@@ -245,13 +279,15 @@ def test_files_of_two_bundles_do_not_mix(ours, tmp_path):
 
 
 def test_an_older_bundle_is_refused_until_somebody_goes_back_on_purpose(ours, verifier, tmp_path):
-    old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 1_795_302_993))
+    old, new = (
+        ours.bundle(tmp_path / str(version), version=version) for version in (7, 1_795_302_993)
+    )
     served(old, verifier)
     served(new, verifier)
     assert (
-        "is older (of 1970-01-01 00:00:07 UTC) than what this line has served (of 2026-11-21 23:16:33 UTC)"
-        in refusal(old, verifier)
-    )
+        "is older (of 1970-01-01 00:00:07 UTC) than what this line has served (of 2026-11-21 "
+        "23:16:33 UTC)"
+    ) in refusal(old, verifier)
     served(old, verifier._replace(accept_older=True))
     served(old, verifier)
     served(new, verifier)
@@ -259,14 +295,18 @@ def test_an_older_bundle_is_refused_until_somebody_goes_back_on_purpose(ours, ve
 
 
 def test_who_goes_back_to_one_bundle_lets_no_other_older_one_pass(ours, verifier, tmp_path):
-    bundles = {version: ours.bundle(tmp_path / str(version), version=version) for version in range(3, 10)}
+    bundles = {
+        version: ours.bundle(tmp_path / str(version), version=version) for version in range(3, 10)
+    }
     twin = ours.bundle(tmp_path / "twin", version=5, size=24)
     on_purpose = verifier._replace(accept_older=True)
     served(bundles[8], verifier)
     served(bundles[5], on_purpose)
     for _ in range(2):
         for folder in (bundles[3], bundles[4], twin, bundles[6], bundles[7]):
-            assert "than what this line has served (of 1970-01-01 00:00:08 UTC)" in refusal(folder, verifier)
+            assert "than what this line has served (of 1970-01-01 00:00:08 UTC)" in refusal(
+                folder, verifier
+            )
         served(bundles[5], verifier)
     served(bundles[4], on_purpose)
     assert "is older" in refusal(bundles[5], verifier)
@@ -302,7 +342,9 @@ def test_of_two_lines_that_start_at_once_the_one_with_the_older_bundle_sees_the_
     asks, lock = threading.Event(), fcntl.flock
     with ThreadPoolExecutor(1) as other:
         with verifier.admit(new):
-            monkeypatch.setattr("edge.bundle.verification.fcntl.flock", lambda *given: asks.set() or lock(*given))
+            monkeypatch.setattr(
+                "edge.bundle.verification.fcntl.flock", lambda *given: asks.set() or lock(*given)
+            )
             meanwhile = other.submit(served, old, verifier)
             assert asks.wait(PATIENCE)
             assert not meanwhile.done()
@@ -311,7 +353,9 @@ def test_of_two_lines_that_start_at_once_the_one_with_the_older_bundle_sees_the_
 
 def test_an_expired_bundle_is_refused(ours, verifier, tmp_path):
     for number, expires in enumerate((soon(-1), soon(-1e-6), None)):
-        assert "has expired" in refusal(ours.bundle(tmp_path / str(number), expires=expires), verifier)
+        assert "has expired" in refusal(
+            ours.bundle(tmp_path / str(number), expires=expires), verifier
+        )
 
 
 def test_a_bundle_without_a_charter_that_still_holds_is_refused(ours, verifier, tmp_path):
@@ -319,7 +363,8 @@ def test_a_bundle_without_a_charter_that_still_holds_is_refused(ours, verifier, 
     folder = ours.bundle(tmp_path / "bundle", charter=expired)
     dated = verifier._replace(trust=ours.trust(charter=expired))
     assert "has expired" in refusal(folder, dated)
-    served(folder, verifier._replace(trust=ours.trust(charter=ours.charter(2))))  # the trust file was renewed
+    # the trust file was renewed
+    served(folder, verifier._replace(trust=ours.trust(charter=ours.charter(2))))
     served(folder, dated)  # which is remembered
 
 
@@ -328,15 +373,19 @@ def test_a_key_that_was_replaced_or_revoked_signs_no_more(verifier, tmp_path):
     trust_of_old = verifier._replace(trust=ours.trust())
     old_charter, thief = ours.charter(1), ours.keys["plant-a"]
     served(ours.bundle(tmp_path / "old", charter=old_charter, version=7), trust_of_old)
-    served(ours.bundle(tmp_path / "far", key=thief, version=2**60), trust_of_old)  # stolen; it signs a huge version
+    # stolen; it signs a huge version
+    served(ours.bundle(tmp_path / "far", key=thief, version=2**60), trust_of_old)
 
     ours.keys["plant-a"] = SigningKey.generate()
-    served(ours.bundle(tmp_path / "new", charter=ours.charter(2), version=8), trust_of_old)  # 8: counted anew
+    # 8: counted anew
+    served(ours.bundle(tmp_path / "new", charter=ours.charter(2), version=8), trust_of_old)
 
     for name, charter in (("old", old_charter), ("far", old_charter), ("far", ours.charter(2))):
         (tmp_path / name / "charter").write_bytes(charter)
         assert "not signed by plant-a" in refusal(tmp_path / name, trust_of_old)
-        assert "not signed by plant-a" in refusal(tmp_path / name, trust_of_old._replace(accept_older=True))
+        assert "not signed by plant-a" in refusal(
+            tmp_path / name, trust_of_old._replace(accept_older=True)
+        )
 
     out = verifier._replace(trust=ours.trust(charter=ours.charter(3, without="plant-a")))
     assert "plant-a is no member" in refusal(tmp_path / "new", out)
@@ -411,7 +460,11 @@ def test_the_daemon_parses_nothing_of_a_bundle_that_does_not_verify(ours, option
     unsigned = ours.bundle(tmp_path / "unsigned")
     (unsigned / "manifest.sig").unlink()
     stranger = ours.bundle(tmp_path / "stranger", key=SigningKey.generate())
-    for folder, reason in ((changed, "golden.png"), (unsigned, "is not signed"), (stranger, "not signed by plant-a")):
+    for folder, reason in (
+        (changed, "golden.png"),
+        (unsigned, "is not signed"),
+        (stranger, "not signed by plant-a"),
+    ):
         said = refused(folder, *options, before=BEFORE_PARSING)
         assert reason in said
         assert "it is parsed" not in said
@@ -420,7 +473,9 @@ def test_the_daemon_parses_nothing_of_a_bundle_that_does_not_verify(ours, option
 
 
 @pytest.mark.slow
-def test_the_daemon_remembers_what_it_has_served_even_if_it_is_killed_at_once(ours, options, tmp_path):
+def test_the_daemon_remembers_what_it_has_served_even_if_it_is_killed_at_once(
+    ours, options, tmp_path
+):
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     with daemon(new, *options) as process:
         line, said = ready(process)
@@ -441,10 +496,15 @@ def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options,
     folder = ours.bundle(
         tmp_path / "bundle", expires=soon(10 / 86400)
     )  # seconds: more than a busy machine takes to start
-    with daemon(folder, *options, before="import edge.bundle.expiry\nedge.bundle.expiry._DAY = 1") as process:
+    with daemon(
+        folder, *options, before="import edge.bundle.expiry\nedge.bundle.expiry._DAY = 1"
+    ) as process:
         line, _ = ready(process)
         assert process.stderr
-        heard = [next(text for text in process.stderr if word in text) for word in ("expires on", "has expired on")]
+        heard = [
+            next(text for text in process.stderr if word in text)
+            for word in ("expires on", "has expired on")
+        ]
         assert all("warning: the bundle" in text for text in heard)
         with line.client:
             assert line.classify(RED).json()["label"] == "red"
@@ -487,7 +547,9 @@ def test_infer_verifies_as_the_daemon_does(ours, verifier, options, tmp_path):
 
 @pytest.mark.slow
 def test_infer_changes_nothing_of_what_the_line_remembers(ours, verifier, options, tmp_path):
-    old, new, newest = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9))
+    old, new, newest = (
+        ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9)
+    )
     assert infer(newest, *options).returncode == 0
     assert not verifier.memory.exists()
     served(new, verifier)
@@ -498,7 +560,9 @@ def test_infer_changes_nothing_of_what_the_line_remembers(ours, verifier, option
     assert path.read_bytes() == before
 
 
-def test_the_memory_is_where_systemd_says_or_in_the_users_home(ours, options, tmp_path, monkeypatch):
+def test_the_memory_is_where_systemd_says_or_in_the_users_home(
+    ours, options, tmp_path, monkeypatch
+):
     folder = ours.bundle(tmp_path / "bundle")
     for name in ("STATE_DIRECTORY", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)

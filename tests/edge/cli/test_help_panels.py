@@ -42,12 +42,20 @@ def test_no_command_begins_with_more_than_ten_options(words: str, command: Any) 
 
 @pytest.mark.parametrize(("words", "command"), MANY)
 def test_many_options_are_the_fields_of_structs(words: str, command: Any) -> None:
-    kinds = [each.annotation for each in inspect.signature(inspect.unwrap(command.callback)).parameters.values()]
-    assert [each for each in kinds if not issubclass(each, msgspec.Struct | typer.Context)] == [], words
+    kinds = [
+        each.annotation
+        for each in inspect.signature(inspect.unwrap(command.callback)).parameters.values()
+    ]
+    assert [each for each in kinds if not issubclass(each, msgspec.Struct | typer.Context)] == [], (
+        words
+    )
 
 
 def test_every_panel_is_one_of_some_command_and_they_have_one_order_everywhere() -> None:
-    shown = [[each.rich_help_panel for each in options(command) if each.rich_help_panel] for _, command in MANY]
+    shown = [
+        [each.rich_help_panel for each in options(command) if each.rich_help_panel]
+        for _, command in MANY
+    ]
     assert {panel for panels in shown for panel in panels} == {*Panel}
     assert [panels for panels in shown if panels != sorted(panels, key=[*Panel].index)] == []
 
@@ -61,6 +69,7 @@ def test_few_options_stand_in_one_panel() -> None:
 def test_what_matters_first_stands_above_what_is_seldom_needed() -> None:
     shown = here("coordinate", "--help").stdout
     places = [
-        shown.index(each) for each in ("--classes", "--method", "Rounds, and nodes", "--quorum", "--kit", "--json")
+        shown.index(each)
+        for each in ("--classes", "--method", "Rounds, and nodes", "--quorum", "--kit", "--json")
     ]
     assert places == sorted(places)

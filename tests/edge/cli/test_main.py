@@ -27,7 +27,9 @@ from trainer.data.partitions import PARTITIONS
 COMMANDS = list(command_tree(app).commands)
 README = (REPOSITORY / "README.md").read_text()
 PAGES = README + "".join(
-    path.read_text() for path in (REPOSITORY / "docs").glob("*.md") if path.stem != "troubleshooting"
+    path.read_text()
+    for path in (REPOSITORY / "docs").glob("*.md")
+    if path.stem != "troubleshooting"
 )
 
 
@@ -55,7 +57,10 @@ def test_the_readme_names_no_command_that_does_not_exist() -> None:
 def test_every_example_in_the_help_is_a_command_line_that_parses() -> None:
     group = command_tree(app)
     bundle = group.commands["bundle"]
-    commands = {**group.commands, **{f"bundle {name}": command for name, command in bundle.commands.items()}}
+    commands = {
+        **group.commands,
+        **{f"bundle {name}": command for name, command in bundle.commands.items()},
+    }
     for name, command in commands.items():
         for example in command.epilog.split("\n\n"):
             words = example.removeprefix("Example: edge-node ").split()
@@ -67,7 +72,11 @@ def test_no_help_text_loses_words_in_brackets_that_a_terminal_takes_for_markup()
     def texts(command: click.Command) -> Iterator[str]:
         yield from (text for text in (command.help, command.epilog) if text)
         for parameter in command.params:
-            shown = (getattr(parameter, "help", None), parameter.metavar, getattr(parameter, "show_default", None))
+            shown = (
+                getattr(parameter, "help", None),
+                parameter.metavar,
+                getattr(parameter, "show_default", None),
+            )
             yield from (text for text in shown if isinstance(text, str))
         for each in getattr(command, "commands", {}).values():
             yield from texts(each)
@@ -83,73 +92,172 @@ def test_help_imports_nothing_heavy() -> None:
         "from edge.cli.main import app\n"
         "try: app()\n"
         "except SystemExit: pass\n"
-        "print([name for name in ('torch', 'numpy', 'onnxruntime', 'paho', 'uvicorn', 'PIL') if name in sys.modules])"
+        "print([name for name in ('torch', 'numpy', 'onnxruntime', 'paho', 'uvicorn', 'PIL') if "
+        "name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("package", ["edge.cli.main", "research"])
-def test_matrices_are_computed_on_one_thread_unless_the_environment_says_otherwise(package: str) -> None:
-    """More of them wait for one another by spinning, which on a busy machine takes longer than the arithmetic."""
-    code = f"import {package}, numpy, threadpoolctl as t; print([each['num_threads'] for each in t.threadpool_info()])"
+def test_matrices_are_computed_on_one_thread_unless_the_environment_says_otherwise(
+    package: str,
+) -> None:
+    """More of them wait for one another by spinning,
+    which on a busy machine takes longer than the arithmetic.
+    """
+    code = (
+        f"import {package}, numpy, threadpoolctl as t; print([each['num_threads'] for each in "
+        "t.threadpool_info()])"
+    )
     environment = {name: value for name, value in os.environ.items() if "THREADS" not in name}
     threads = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.strip()
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+        ).stdout.strip()
         for env in (environment, {**environment, "OPENBLAS_NUM_THREADS": "2"})
     ]
     assert threads == ["[1]", "[2]"]
 
 
-def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path, tmp_path: Path) -> None:
+def test_simulate_prints_events_as_json_and_its_report_as_the_last(
+    images: Path, tmp_path: Path
+) -> None:
     result = here(
-        "simulate", "--data", images, "--method", "afedcl", "--model", "small", "--size", 32, "--rounds", 2,
-        "--nodes", 3, "--samples", 6, "--seed", 3, "--engine", "batched", "--out", tmp_path / "out", "--json",
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        images,
+        "--method",
+        "afedcl",
+        "--model",
+        "small",
+        "--size",
+        32,
+        "--rounds",
+        2,
+        "--nodes",
+        3,
+        "--samples",
+        6,
+        "--seed",
+        3,
+        "--engine",
+        "batched",
+        "--out",
+        tmp_path / "out",
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
     *events, last = map(json.loads, result.stdout.splitlines())
-    assert {"Gathering", "Activity", "Measured", "RoundClosed"} <= {event["event"] for event in events}
+    assert {"Gathering", "Activity", "Measured", "RoundClosed"} <= {
+        event["event"] for event in events
+    }
     report = last["result"]
     assert report == json.loads((tmp_path / "out" / "report.json").read_bytes())
     assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2", "plant-3"]
     assert {len(node["classes"]) for node in report["nodes"]} == {2}
-    assert (report["rounds"], report["seed"], report["engine"], report["device"]) == (2, 3, "batched", "cpu")
+    assert (report["rounds"], report["seed"], report["engine"], report["device"]) == (
+        2,
+        3,
+        "batched",
+        "cpu",
+    )
     assert (tmp_path / "out" / "plant-2" / "model" / "personal.safetensors").exists()
     assert result.stderr == ""
 
 
-def test_simulated_nodes_have_their_images_from_several_sources_under_common_names(tmp_path: Path) -> None:
+def test_simulated_nodes_have_their_images_from_several_sources_under_common_names(
+    tmp_path: Path,
+) -> None:
     one = draw(tmp_path / "one", 20, 1, classes=("inclusion", "scratches"))
     two = draw(tmp_path / "two", 20, 2, classes=("rust", "slag"))
     result = here(
-        "simulate", "--data", one, "--data", two, "--partition", "sources", "--alias", "slag=inclusion", "--nodes", 2,
-        "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
-        "--quiet", "--json",
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        one,
+        "--data",
+        two,
+        "--partition",
+        "sources",
+        "--alias",
+        "slag=inclusion",
+        "--nodes",
+        2,
+        "--model",
+        "small",
+        "--size",
+        32,
+        "--rounds",
+        1,
+        "--samples",
+        6,
+        "--test-samples",
+        4,
+        "--pool",
+        "all",
+        "--quiet",
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)["result"]
-    assert [node["classes"] for node in report["nodes"]] == [["inclusion", "scratches"], ["inclusion", "rust"]]
+    assert [node["classes"] for node in report["nodes"]] == [
+        ["inclusion", "scratches"],
+        ["inclusion", "rust"],
+    ]
     assert report["data"] == f"{one}, {two}"
 
 
 def test_simulated_groups_of_nodes_may_share_some_images_of_each_class(tmp_path: Path) -> None:
     images = draw(tmp_path / "images", 20, 1, classes=("inclusion", "rust", "scratches"))
     result = here(
-        "simulate", "--data", images, "--partition", "groups", "--classes-per-node", 1, "--nodes", 3, "--shared", 2,
-        "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
-        "--method", "fedavg", "--quiet", "--json",
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        images,
+        "--partition",
+        "groups",
+        "--classes-per-node",
+        1,
+        "--nodes",
+        3,
+        "--shared",
+        2,
+        "--model",
+        "small",
+        "--size",
+        32,
+        "--rounds",
+        1,
+        "--samples",
+        6,
+        "--test-samples",
+        4,
+        "--pool",
+        "all",
+        "--method",
+        "fedavg",
+        "--quiet",
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
     nodes = json.loads(result.stdout)["result"]["nodes"]
-    assert [(node["classes"], node["images"]) for node in nodes] == [(["inclusion", "rust", "scratches"], 12)] * 3
+    assert [(node["classes"], node["images"]) for node in nodes] == [
+        (["inclusion", "rust", "scratches"], 12)
+    ] * 3
 
 
-def test_the_help_of_partition_names_them_all_and_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_of_partition_names_them_all_and_their_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
-    (told,) = [line for line in here("simulate", "--help").stdout.splitlines() if "--partition" in line]
+    (told,) = [
+        line for line in here("simulate", "--help").stdout.splitlines() if "--partition" in line
+    ]
     for name, partition in PARTITIONS.items():
         assert f"{name}: " in told
-        assert name == partition.__module__.rpartition(".")[2]  # the help has it from the file's name
+        # the help has it from the file's name
+        assert name == partition.__module__.rpartition(".")[2]
         assert all(option in told for option in partition.__struct_fields__)
 
 
@@ -170,7 +278,9 @@ def test_the_help_of_partition_names_them_all_and_their_options(monkeypatch: pyt
         (("--partition", "dirichlet,alhpa=1"), "did you mean 'alpha'?"),
     ],
 )
-def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:
+def test_a_wrong_value_is_answered_with_the_remedy(
+    flags: tuple[str, ...], hint: str, images: Path
+) -> None:
     result = here("simulate", "--data", images, "--model", "small", *flags)
     assert result.returncode == 2
     assert hint in result.stderr
@@ -193,7 +303,9 @@ def test_infer_judges_files_and_reports_those_that_it_cannot(tmp_path: Path) -> 
     result = run("infer", tmp_path / "bundle", tmp_path / "red.png")
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(r"\S+red\.png: red \(\d+\.\d%\), in doubt: blank\n", result.stdout)
-    result = here("infer", tmp_path / "bundle", tmp_path / "red.png", tmp_path / "bad.png", "--json")
+    result = here(
+        "infer", tmp_path / "bundle", tmp_path / "red.png", tmp_path / "bad.png", "--json"
+    )
     good, bad = map(json.loads, result.stdout.splitlines())
     assert (good["type"], good["label"], bad["type"]) == ("Verdict", "red", "Failure")
     assert result.returncode == 2
@@ -223,7 +335,10 @@ def test_infer_takes_the_prior_of_a_file_and_of_options_and_marks_what_was_never
     assert ": red (" in here(*infer).stdout
     untaught = here(*infer, "--view", tmp_path / "line.toml").stdout
     assert re.search(r": green \(\d+\.\d%\), a class that this plant never taught,", untaught)
-    assert ": red (" in here(*infer, "--view", tmp_path / "line.toml", "--prior", "untaught=0.1").stdout
+    assert (
+        ": red ("
+        in here(*infer, "--view", tmp_path / "line.toml", "--prior", "untaught=0.1").stdout
+    )
     wrong = here(*infer, "--prior", "rad=2")
     assert wrong.returncode == 2
     assert "did you mean 'red'?" in wrong.stderr
@@ -268,9 +383,14 @@ def test_export_says_what_it_does_before_it_loads_torch(tmp_path: Path) -> None:
 # Errors and exit codes
 
 
-def test_a_bundle_folder_that_is_none_ends_every_command_alike_and_the_likely_ones_are_named(tmp_path: Path) -> None:
+def test_a_bundle_folder_that_is_none_ends_every_command_alike_and_the_likely_ones_are_named(
+    tmp_path: Path,
+) -> None:
     tiny_bundle(tmp_path / "bundles" / "plant-a")
-    for code, *command in ((65, "serve", tmp_path / "bundles"), (2, "infer", tmp_path / "bundles", "image.png")):
+    for code, *command in (
+        (65, "serve", tmp_path / "bundles"),
+        (2, "infer", tmp_path / "bundles", "image.png"),
+    ):
         result = here(*command)
         assert result.returncode == code
         assert f"did you mean {tmp_path}/bundles/plant-a?" in result.stderr
@@ -301,7 +421,10 @@ def test_weights_auto_chooses_where_there_is_a_choice(wanted: RequestOptions, re
 
 def test_the_model_that_nobody_names_is_the_methods() -> None:
     assert RequestOptions(method="fedtfi", weights="none").request().model == "fedtfi_small"
-    assert RequestOptions(method="fedtfi", weights="none", model="deepten_small").request().model == "deepten_small"
+    assert (
+        RequestOptions(method="fedtfi", weights="none", model="deepten_small").request().model
+        == "deepten_small"
+    )
     assert RequestOptions(weights="none").request().model == "mobilenet_v2"
 
 
@@ -311,16 +434,24 @@ def test_a_model_that_is_to_be_served_is_to_be_exported_first(given: str, tmp_pa
     (tmp_path / "plant a" / "model" / "personal.json").touch()
     result = here("infer", tmp_path / "plant a" / given, "image.png")
     assert result.returncode == 2
-    assert f"edge-node export '{tmp_path}/plant a/model' --out bundles makes a bundle of it" in result.stderr
+    assert (
+        f"edge-node export '{tmp_path}/plant a/model' --out bundles makes a bundle of it"
+        in result.stderr
+    )
 
 
 BUG = "from edge.cli import main, line; line.parse_pairs = None; main.main()"
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
-def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: tuple[str, ...]) -> None:
+def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(
+    debug: tuple[str, ...],
+) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", BUG, *debug, "infer", "bundle", "image.png"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", BUG, *debug, "infer", "bundle", "image.png"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if debug:
         assert "Traceback" in result.stderr
@@ -328,17 +459,23 @@ def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: 
     assert result.returncode == 70
     first, second = result.stderr.splitlines()
     error = "TypeError: 'NoneType' object is not callable"
-    assert re.fullmatch(rf"edge-node: this is a bug in edge-node: {error} \(line\.py, line \d+\)", first)
+    assert re.fullmatch(
+        rf"edge-node: this is a bug in edge-node: {error} \(line\.py, line \d+\)", first
+    )
     assert "edge-node --debug COMMAND" in second
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered: str, tmp_path: Path) -> None:
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
+    unbuffered: str, tmp_path: Path
+) -> None:
     tiny_bundle(tmp_path / "bundle")
     (tmp_path / "red.png").write_bytes(RED)
     infer = f"{sys.executable} -m edge.cli.main infer {tmp_path}/bundle {tmp_path}/red.png"
     command = f"PYTHONUNBUFFERED={unbuffered} {infer} | true"
-    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
     assert (result.returncode, result.stderr) == (1, "")
 
 
@@ -346,8 +483,8 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered: str, t
 def test_a_full_disk_is_named_with_the_remedy(images: Path, tmp_path: Path) -> None:
     """No file may grow beyond 64 kB here."""
     command = (
-        f"ulimit -f 64; exec {sys.executable} -m edge.cli.main simulate --data {images} --model small --size 32"
-        f" --rounds 1 --nodes 2 --samples 6 --out {tmp_path}/out"
+        f"ulimit -f 64; exec {sys.executable} -m edge.cli.main simulate --data {images} --model "
+        f"small --size 32 --rounds 1 --nodes 2 --samples 6 --out {tmp_path}/out"
     )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1, result.stderr
@@ -358,7 +495,9 @@ def test_a_full_disk_is_named_with_the_remedy(images: Path, tmp_path: Path) -> N
 def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
     tiny_bundle(tmp_path / "bundle")
     (tmp_path / "red.png").write_bytes(RED)
-    command = f"{sys.executable} -m edge.cli.main infer {tmp_path}/bundle {tmp_path}/red.png > /dev/full"
+    command = (
+        f"{sys.executable} -m edge.cli.main infer {tmp_path}/bundle {tmp_path}/red.png > /dev/full"
+    )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "cannot write: No space left on device" in result.stderr
@@ -374,8 +513,30 @@ NOWHERE = "mqtt://127.0.0.1:1"
     [
         ("coordinate", NOWHERE, "--nodes", "2", "--classes", "a,b", "--model", "small", "--state"),
         ("join", NOWHERE, "--name", "plant-a", "--no-images", "--state"),
-        ("vfl", "coordinate", NOWHERE, "--sensors", "press", "--labels", "none.csv", "--classes", "a,b", "--state"),
-        ("vfl", "join", NOWHERE, "--sensor", "press", "--columns", "force", "--data", "none.csv", "--state"),
+        (
+            "vfl",
+            "coordinate",
+            NOWHERE,
+            "--sensors",
+            "press",
+            "--labels",
+            "none.csv",
+            "--classes",
+            "a,b",
+            "--state",
+        ),
+        (
+            "vfl",
+            "join",
+            NOWHERE,
+            "--sensor",
+            "press",
+            "--columns",
+            "force",
+            "--data",
+            "none.csv",
+            "--state",
+        ),
         ("serve", "--port", "0", "--memory"),
     ],
     ids=lambda words: " ".join(words[:2]),
@@ -386,18 +547,34 @@ def test_a_state_folder_that_cannot_be_used_is_named_before_anything_else(
     """Before the broker is asked, and files are read."""
     state = tmp_path / "state"
     if fault == "full":
-        monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        monkeypatch.setattr(
+            os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        )
     else:
         state.touch()
         state = state if fault == "a file" else state / "inside"
     result = here(*command, state)
-    words = f"cannot write to {state}: No space" if fault == "full" else f"{state} cannot be a folder: Not a directory"
+    words = (
+        f"cannot write to {state}: No space"
+        if fault == "full"
+        else f"{state} cannot be a folder: Not a directory"
+    )
     assert words in result.stderr
     assert result.returncode in (1, 2, os.EX_NOINPUT, os.EX_IOERR)
 
 
-def test_a_process_that_may_open_too_few_files_is_refused_before_a_library_aborts_it(tmp_path: Path) -> None:
-    command = ["prlimit", "--nofile=16", sys.executable, "-m", "edge.cli.main", "serve", str(tmp_path)]
+def test_a_process_that_may_open_too_few_files_is_refused_before_a_library_aborts_it(
+    tmp_path: Path,
+) -> None:
+    command = [
+        "prlimit",
+        "--nofile=16",
+        sys.executable,
+        "-m",
+        "edge.cli.main",
+        "serve",
+        str(tmp_path),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "this process may open only 16 files and connections" in result.stderr
     assert result.returncode == 1
@@ -411,26 +588,58 @@ def test_a_process_that_may_open_too_few_files_is_refused_before_a_library_abort
             1,
             "/etc/secret may not be used: Permission",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            "cannot write: No space left on device",
+        ),
         (
             OSError(errno.EMFILE, "Too many open files"),
             1,
             "too many files and connections are open: Too many open files",
         ),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, "memory or processes do not suffice: [Errno 12] Cannot"),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            1,
+            "memory or processes do not suffice: [Errno 12] Cannot",
+        ),
         (BlockingIOError(errno.EAGAIN, "try again"), 1, "memory or processes do not suffice"),
         (MemoryError(), 1, "memory or processes do not suffice: MemoryError"),
-        (RuntimeError("can't start new thread"), 1, "memory or processes do not suffice: can't start new thread"),
+        (
+            RuntimeError("can't start new thread"),
+            1,
+            "memory or processes do not suffice: can't start new thread",
+        ),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
             1,
             "memory or processes do not suffice",
         ),
-        (ImportError("libtorch_cpu.so: failed to map segment from shared"), 1, "memory or processes do not suffice"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "/state/lock"), 1, "/state/lock is missing: No such file"),
-        (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
-        (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install --editable '.[train,research]'"),
-        (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared"),
+            1,
+            "memory or processes do not suffice",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file", "/state/lock"),
+            1,
+            "/state/lock is missing: No such file",
+        ),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            1,
+            "pip install 'edge-node[train]'",
+        ),
+        (
+            ModuleNotFoundError("No module", name="matplotlib"),
+            1,
+            "pip install --editable '.[train,research]'",
+        ),
+        (
+            ModuleNotFoundError("No module named 'x'", name="x"),
+            70,
+            "this is a bug in edge-node: ModuleNotFoundError",
+        ),
         (OSError(errno.EBADF, "Bad file descriptor"), 70, "this is a bug in edge-node: OSError"),
         (UsageError("what", "remedy"), 2, "what\n  What to do: remedy"),
         (BrokerError("what", "remedy"), 69, "what"),
@@ -449,7 +658,16 @@ def test_every_error_has_its_exit_code_and_words(error: Exception, code: int, wo
 @pytest.mark.slow
 def test_a_broker_for_all_says_how_others_reach_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    process = start("broker", "--port", 0, "--host", "0.0.0.0", "--folder", tmp_path / "broker", log=log)  # noqa: S104
+    process = start(
+        "broker",
+        "--port",
+        0,
+        "--host",
+        "0.0.0.0",  # noqa: S104
+        "--folder",
+        tmp_path / "broker",
+        log=log,
+    )
     try:
         while "other machines reach it at mqtt://" not in log.read_text():
             assert process.poll() is None, log.read_text()

@@ -1,4 +1,6 @@
-"""A file of options drives the command as they would on the command line; the example of one has them all."""
+"""A file of options drives the command as they would on the command line;
+the example of one has them all.
+"""
 
 import re
 import tomllib
@@ -49,7 +51,9 @@ def test_all_that_the_example_shows_in_comments_is_read_too(tmp_path: Path) -> N
     file.write_text(uncommented())
     options, tables = load_serve_settings(file)
     assert options["allow_host"] == ["line-1.plant.local"]
-    assert len(tables.sinks) == len(tomllib.loads(uncommented())["sinks"]) + 2, "with --output and --mqtt"
+    assert len(tables.sinks) == len(tomllib.loads(uncommented())["sinks"]) + 2, (
+        "with --output and --mqtt"
+    )
     assert tables.keep
     assert tables.keep.path == str(tmp_path / "to-label")
 
@@ -58,13 +62,20 @@ def test_the_example_shows_every_option_every_table_and_every_kind_of_source_and
     shown = tomllib.loads(uncommented())
     assert settings(COMMANDS["serve"]).keys() | set(TABLES) == shown.keys()
     for tables, kinds in (("sources", line_settings.Source), ("sinks", line_settings.Sink)):
-        assert {each["kind"] for each in shown[tables]} == {kind.__struct_config__.tag for kind in kinds.__args__}
+        assert {each["kind"] for each in shown[tables]} == {
+            kind.__struct_config__.tag for kind in kinds.__args__
+        }
 
 
-@pytest.mark.parametrize("table", ["view", "prior", "spool", "doubt", "drift", "keep", "labels", "gate", "log"])
+@pytest.mark.parametrize(
+    "table", ["view", "prior", "spool", "doubt", "drift", "keep", "labels", "gate", "log"]
+)
 def test_the_example_shows_every_key_of_a_table(table: str, tmp_path: Path) -> None:
     shown = tomllib.loads(uncommented())
-    found = getattr(parse({key: value for key, value in shown.items() if key in TABLES}, tmp_path / "l.toml"), table)
+    found = getattr(
+        parse({key: value for key, value in shown.items() if key in TABLES}, tmp_path / "l.toml"),
+        table,
+    )
     assert set(found.__struct_fields__) == shown[table].keys()
 
 
@@ -108,7 +119,9 @@ def test_labels_are_given_to_images_that_are_kept() -> None:
         ),
     ],
 )
-def test_a_file_says_the_same_as_the_command_line(command: str, text: str, words: str, tmp_path: Path) -> None:
+def test_a_file_says_the_same_as_the_command_line(
+    command: str, text: str, words: str, tmp_path: Path
+) -> None:
     file = tmp_path / "options.toml"
     file.write_text(text)
     assert params(command, "--config", file) == params(command, *words.split())
@@ -118,17 +131,26 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
     file = tmp_path / "options.toml"
     file.write_text('broker = "mqtt://b"\nname = "plant-a"\ndata = "images"\n')
     found = params("join", "mqtt://else", "--name", "plant-b", "--config", file)
-    assert (found["broker"], found["name"], found["data"]) == ("mqtt://else", "plant-b", tmp_path / "images")
+    assert (found["broker"], found["name"], found["data"]) == (
+        "mqtt://else",
+        "plant-b",
+        tmp_path / "images",
+    )
 
 
 def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
     file = tmp_path / "coordinator.toml"
-    file.write_text('broker = "mqtt://b"\nclasses = "a,b"\nnodes = 2\nca = "ca.pem"\nweights = "w.safetensors"\n')
+    file.write_text(
+        'broker = "mqtt://b"\nclasses = "a,b"\nnodes = 2\nca = "ca.pem"\nweights = '
+        '"w.safetensors"\n'
+    )
     found = params("coordinate", "--config", file, "--cert", "here.pem")
     assert found["ca"] == tmp_path / "ca.pem"
     assert found["weights"] == str(tmp_path / "w.safetensors")
     assert found["cert"] == Path("here.pem")
-    file.write_text(file.read_text().replace("w.safetensors", "none").replace("ca.pem", "/etc/ca.pem"))
+    file.write_text(
+        file.read_text().replace("w.safetensors", "none").replace("ca.pem", "/etc/ca.pem")
+    )
     found = params("coordinate", "--config", file)
     assert (found["weights"], found["ca"]) == ("none", Path("/etc/ca.pem"))
 
@@ -183,15 +205,23 @@ def test_a_federation_runs_from_files_alone(mosquitto: EmbeddedBroker, tmp_path:
     for number, name in enumerate(plants):
         draw(tmp_path / name / "images", 8, number)
         (tmp_path / name / "node.toml").write_text(
-            f'broker = "{mosquitto.url}"\nname = "{name}"\ndata = "images"\nstate = "edge-node-{name}"\n'
+            f'broker = "{mosquitto.url}"\nname = "{name}"\ndata = "images"\nstate = '
+            f'"edge-node-{name}"\n'
         )
     (tmp_path / "coordinator.toml").write_text(
         f'broker = "{mosquitto.url}"\nclasses = "{",".join(CLASSES)}"\nnodes = 2\n'
         'model = "small"\nsize = 32\nrounds = 1\nstate = "coordinator-state"\n'
     )
-    files = {"coordinate": tmp_path / "coordinator.toml"} | {name: tmp_path / name / "node.toml" for name in plants}
+    files = {"coordinate": tmp_path / "coordinator.toml"} | {
+        name: tmp_path / name / "node.toml" for name in plants
+    }
     processes = {
-        name: start("coordinate" if name == "coordinate" else "join", "--config", file, log=tmp_path / f"{name}.log")
+        name: start(
+            "coordinate" if name == "coordinate" else "join",
+            "--config",
+            file,
+            log=tmp_path / f"{name}.log",
+        )
         for name, file in files.items()
     }
     try:

@@ -1,4 +1,6 @@
-"""What former versions had and this one has not: whoever gives it is told its name, and what to do instead."""
+"""What former versions had and this one has not: whoever gives it is told its name,
+and what to do instead.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,11 @@ def options_of(words: list[str]) -> set[str]:
     found = set()
     while todo:
         command = todo.pop()
-        found.update(name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))
+        found.update(
+            name
+            for parameter in command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        )
         todo += getattr(command, "commands", {}).values()
     return found
 
@@ -51,13 +57,19 @@ def test_an_option_that_only_another_command_has_lost_is_let_through() -> None:
     refuse_retired([])
 
 
-def test_the_command_line_the_environment_and_a_file_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_the_environment_and_a_file_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed = here("provision", "steel", "--as", "boris")
     (tmp_path / "audit.toml").write_text("seed = 3\n")
     read = here("audit", "--config", tmp_path / "audit.toml")
     monkeypatch.setenv("EDGE_NODE_AUDIT_SEED", "3")
     inherited = here("audit")
-    expected = [("--as", "provision --as"), ("seed", "audit --seed"), ("EDGE_NODE_AUDIT_SEED", "audit --seed")]
+    expected = [
+        ("--as", "provision --as"),
+        ("seed", "audit --seed"),
+        ("EDGE_NODE_AUDIT_SEED", "audit --seed"),
+    ]
     for done, (name, retired) in zip((typed, read, inherited), expected, strict=True):
         assert done.returncode == 2
         assert name in done.stderr

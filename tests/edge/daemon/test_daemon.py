@@ -1,4 +1,6 @@
-"""The line's daemon, as a process: it serves, survives bad images, and ends without losing an answer."""
+"""The line's daemon, as a process: it serves, survives bad images,
+and ends without losing an answer.
+"""
 
 import contextlib
 import io
@@ -22,13 +24,23 @@ from edge.bundle.bundle_format import Confidence, HeldOut
 from tests.support.daemon_process import BLOCK_TORCH, daemon, serving_daemon, start
 from tests.support.mosquitto import Mosquitto
 from tests.support.mqtt_subscriber import subscriber
-from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, png, tiny_bundle, tiny_probabilities
+from tests.support.tiny_bundle import (
+    BLUE,
+    CLASSES,
+    GREEN,
+    RED,
+    png,
+    tiny_bundle,
+    tiny_probabilities,
+)
 from trainer.data.drawn_surfaces import draw_images
 
 
 @pytest.fixture
 def bundle(tmp_path):
-    """Its daemon's state is beside it: outcomes that a killed one had not delivered are none of the next test's."""
+    """Its daemon's state is beside it: outcomes that a killed one had not delivered are none of
+    the next test's.
+    """
     return tiny_bundle(tmp_path / "bundle", node="press-3", round_=30).folder
 
 
@@ -55,9 +67,15 @@ def test_the_daemon_says_what_it_serves_and_judges_images(bundle):
         answer = line.classify(GREEN, "part 7")
         assert answer.status_code == 200
         verdict = answer.json()
-        assert (verdict["type"], verdict["image"], verdict["label"]) == ("Verdict", "part 7", "green")
+        assert (verdict["type"], verdict["image"], verdict["label"]) == (
+            "Verdict",
+            "part 7",
+            "green",
+        )
         expected = tiny_probabilities(np.full((1, 16, 16, 3), (0, 255, 0), np.uint8))[0]
-        assert verdict["probabilities"] == pytest.approx(dict(zip(CLASSES, expected, strict=True)), abs=1e-6)
+        assert verdict["probabilities"] == pytest.approx(
+            dict(zip(CLASSES, expected, strict=True)), abs=1e-6
+        )
         assert verdict["confidence"] == max(verdict["probabilities"].values())
         assert verdict["bundle"] == "press-3@30"
         assert line.end() == (0, "", "")
@@ -96,9 +114,17 @@ def test_the_daemon_tells_the_errors_of_its_model_and_warns_of_a_poor_one(tmp_pa
     held_out = HeldOut.of(labels, probabilities, np.arange(30) % 3 == 0)
     classes = ("no_defect", "scratch", "dent")
     confidence = Confidence(images=30, held_out=held_out)
-    with daemon(tiny_bundle(tmp_path / "bundle", classes=classes, confidence=confidence).folder) as line:
-        assert "tiny@1: accuracy 73.3% (56 to 86; 22 of 30), with 95 % intervals; in doubt 67%" in line.said
-        assert "missed defects 5.0% (1 to 24; 1 of 20), false rejects 20.0% (6 to 51; 2 of 10)" in line.said
+    with daemon(
+        tiny_bundle(tmp_path / "bundle", classes=classes, confidence=confidence).folder
+    ) as line:
+        assert (
+            "tiny@1: accuracy 73.3% (56 to 86; 22 of 30), with 95 % intervals; in doubt 67%"
+            in line.said
+        )
+        assert (
+            "missed defects 5.0% (1 to 24; 1 of 20), false rejects 20.0% (6 to 51; 2 of 10)"
+            in line.said
+        )
         assert "67% of its verdicts are in doubt" in line.said
         found = line.client.get("/").json()["performance"]
         assert (found["missed"]["count"], found["false_rejects"]["images"]) == (1, 10)
@@ -108,7 +134,9 @@ def test_the_daemon_tells_the_errors_of_its_model_and_warns_of_a_poor_one(tmp_pa
 
 def test_a_body_announced_as_too_large_does_not_hold_up_others(bundle):
     with daemon(bundle) as line, socket.create_connection((line.url.host, line.url.port)) as liar:
-        liar.sendall(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\nabc")
+        liar.sendall(
+            b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\nabc"
+        )
         assert line.classify(RED).json()["label"] == "red"
 
 
@@ -141,9 +169,15 @@ def test_a_full_disk_does_not_stop_the_line(bundle):
 
 
 def test_every_verdict_reaches_a_subscriber_also_the_last_one_before_the_end(bundle, tmp_path):
-    with start_broker(tmp_path) as broker, subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts") as messages:
+    with (
+        start_broker(tmp_path) as broker,
+        subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts") as messages,
+    ):
         with daemon(bundle, mqtt=broker.url) as line:
-            answers = [line.classify(image, name).json() for image, name in ((RED, "one"), (b"none", "two"))]
+            answers = [
+                line.classify(image, name).json()
+                for image, name in ((RED, "one"), (b"none", "two"))
+            ]
             assert line.end() == (0, "", "")
         published = [json.loads(messages.get(timeout=60).payload) for _ in range(2)]
     seqs = [found.pop("seq") for found in published]
@@ -152,11 +186,14 @@ def test_every_verdict_reaches_a_subscriber_also_the_last_one_before_the_end(bun
     assert [found["type"] for found in published] == ["Verdict", "Failure"]
 
 
-def test_a_broker_that_is_away_does_not_stop_the_line_and_gets_everything_when_it_is_back(bundle, tmp_path):
+def test_a_broker_that_is_away_does_not_stop_the_line_and_gets_everything_when_it_is_back(
+    bundle, tmp_path
+):
     broker = Mosquitto(tmp_path / "broker", persistence=False)
     with daemon(bundle, mqtt=broker.url) as line:
         assert [line.classify(image).json()["label"] for image in (RED, GREEN)] == ["red", "green"]
-        if "nothing listens" not in line.said:  # an attempt to connect may take longer than two images
+        # an attempt to connect may take longer than two images
+        if "nothing listens" not in line.said:
             assert line.process.stderr
             line.said += next(text for text in line.process.stderr if "nothing listens" in text)
         code, _, err = line.end()
@@ -167,7 +204,11 @@ def test_a_broker_that_is_away_does_not_stop_the_line_and_gets_everything_when_i
     watching = subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts")
     with watching as messages, daemon(bundle, mqtt=broker.url) as line:
         assert line.classify(BLUE).json()["label"] == "blue"
-        assert [json.loads(messages.get(timeout=60).payload)["label"] for _ in range(3)] == ["red", "green", "blue"]
+        assert [json.loads(messages.get(timeout=60).payload)["label"] for _ in range(3)] == [
+            "red",
+            "green",
+            "blue",
+        ]
         assert line.end() == (0, "", "")
     broker.kill()
 
@@ -235,7 +276,9 @@ def test_a_request_in_flight_at_sigterm_is_answered_and_the_exit_code_is_0(bundl
     with daemon(bundle) as line:
         address = (line.url.host, line.url.port)
         with socket.create_connection(address) as client, client.makefile("rb") as answer:
-            client.sendall(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n")
+            client.sendall(
+                b"POST /classify HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+            )
             client.sendall(b"Content-Length: %d\r\n\r\n" % len(RED))
             assert b"100" in answer.readline()  # the daemon is waiting for the image
             client.sendall(RED[:10])
@@ -283,7 +326,9 @@ def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, wa
         assert {json.loads(text)["label"] for text in whole} <= {"red"}
 
 
-def test_a_thread_that_hangs_does_not_keep_the_line_from_ending_and_is_shown(bundle, watched, tmp_path):
+def test_a_thread_that_hangs_does_not_keep_the_line_from_ending_and_is_shown(
+    bundle, watched, tmp_path
+):
     in_hand = tmp_path / "in hand"
     in_hand.mkdir()
     before = f"""
@@ -309,12 +354,15 @@ pipeline.read_image = hang
 # ---------------------------------------------------------------- the watched folder
 
 
-def test_a_file_that_brings_the_line_down_is_set_aside_the_second_time_and_its_neighbours_are_judged(bundle, watched):
+def test_a_file_that_brings_the_line_down_twice_is_set_aside_and_its_neighbours_are_judged(
+    bundle, watched
+):
     before = """
 import os
 from edge.inference import pipeline
 read = pipeline.read_image
-pipeline.read_image = lambda path, *rest: os.abort() if b"fatal" in path.read_bytes() else read(path, *rest)
+pipeline.read_image = lambda path, *rest: os.abort() if b"fatal" in path.read_bytes() else \
+read(path, *rest)
 """
     for number, content in enumerate((BLUE, RED + b"fatal", GREEN, BLUE)):
         (watched / f"{number}.png").write_bytes(content)
@@ -351,7 +399,11 @@ def test_a_burst_of_files_is_judged_once_each_also_those_that_still_grow(bundle,
     growing = [watched / f"growing-{number}.png" for number in range(10)]
     quick = [watched / f"{number}.png" for number in range(40)]
     (watched / "early.png").write_bytes(RED)
-    with contextlib.ExitStack() as files, daemon(bundle, watch=watched) as line, ThreadPoolExecutor(1) as reader:
+    with (
+        contextlib.ExitStack() as files,
+        daemon(bundle, watch=watched) as line,
+        ThreadPoolExecutor(1) as reader,
+    ):
         open_files = [files.enter_context(path.open("wb", buffering=0)) for path in growing]
         [early] = grow(open_files, content, reader.submit(line.outcomes, 1))
         for path in quick:
@@ -419,7 +471,17 @@ main()
 """
     with serving_daemon(tmp_path, bundle) as line:
         assert line.end()[0] == 0
-    command = [sys.executable, "-c", code, "serve", str(bundle), "--port", "0", "--memory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "serve",
+        str(bundle),
+        "--port",
+        "0",
+        "--memory",
+        str(tmp_path),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "too many files and connections are open" in ended.stderr
     assert "remove" not in ended.stderr

@@ -1,4 +1,6 @@
-"""Every file of a line, damaged: it serves on and loses no verdict unsaid, or a message names file and remedy."""
+"""Every file of a line, damaged: it serves on and loses no verdict unsaid,
+or a message names file and remedy.
+"""
 
 import contextlib
 import json
@@ -21,7 +23,16 @@ from broker_config.protocol.errors import EdgeNodeError
 from broker_config.security import trust
 from edge.bundle.bundle_format import CHARTER, MANIFEST, SIGNATURE
 from edge.registry.bundle_store import line_store
-from tests.support.damaged_files import FAULTS, LOSS_TOLD, RECOVERED, Case, Outcome, Snapshot, try_all, unknown
+from tests.support.damaged_files import (
+    FAULTS,
+    LOSS_TOLD,
+    RECOVERED,
+    Case,
+    Outcome,
+    Snapshot,
+    try_all,
+    unknown,
+)
 from tests.support.federation_keys import FederationKeys
 from tests.support.ports import free_port
 from tests.support.tiny_bundle import BLUE, GREEN, RED
@@ -79,7 +90,9 @@ class Receiver:
 
 
 class Line:
-    """A line that was killed while its receiver was away, with an older copy of its state folder."""
+    """A line that was killed while its receiver was away,
+    with an older copy of its state folder.
+    """
 
     def __init__(self, folder: Path, broker: str):
         self._folder, self._receiver = folder, Receiver()
@@ -89,7 +102,9 @@ class Line:
         keys = FederationKeys()
         (folder / "trust").write_bytes(trust.encode(keys.trust()))
         self._bundles = [keys.bundle(folder / each) for each in ("first", "second")]
-        self.snapshot = Snapshot(folder / "newer", folder / "older", lambda file: file.split("/")[1])
+        self.snapshot = Snapshot(
+            folder / "newer", folder / "older", lambda file: file.split("/")[1]
+        )
         self._judge_and_kill(3)
         self.snapshot.copy([], self.snapshot.older)
         store = line_store(self.snapshot.newer / "line", "line-1")
@@ -140,7 +155,9 @@ images = 2
             assert any(line.startswith("ready ") for line in process.stderr)
             self._put_images(count)
             with contextlib.closing(sqlite3.connect(outbox)) as rows:
-                wait_until(lambda: rows.execute("SELECT COUNT(*) FROM outcomes").fetchone()[0] >= count)
+                wait_until(
+                    lambda: rows.execute("SELECT COUNT(*) FROM outcomes").fetchone()[0] >= count
+                )
             process.kill()
 
     def start(self, folder: Path, _: str) -> Outcome:
@@ -153,7 +170,9 @@ images = 2
                 return f"silence: {receiver.outcomes} {process.communicate()[1]}"
 
             def over() -> bool:
-                return process.poll() is not None or fresh <= {each.get("image") for each in receiver.outcomes}
+                return process.poll() is not None or fresh <= {
+                    each.get("image") for each in receiver.outcomes
+                }
 
             wait_until(over, said=silence)
             process.send_signal(signal.SIGTERM)

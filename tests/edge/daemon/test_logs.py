@@ -35,12 +35,16 @@ def written(path: Path, **settings: object) -> Log:
     return Log(Settings(path=str(path), **settings))  # type: ignore[arg-type]
 
 
-def test_a_line_for_people_has_time_level_message_and_fields_and_is_one_line(tmp_path: Path) -> None:
+def test_a_line_for_people_has_time_level_message_and_fields_and_is_one_line(
+    tmp_path: Path,
+) -> None:
     with closing(written(tmp_path / "log")):
         log.warning("image %s\nis odd\x1b[2J", "a.png", extra={"source": "folder"})
     [line] = (tmp_path / "log").read_text().splitlines()
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 warning: image a\.png is odd\ufffd\[2J \(source=folder\)", line
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 warning: image a\.png is odd\ufffd\[2J "
+        r"\(source=folder\)",
+        line,
     )
 
 
@@ -72,7 +76,11 @@ def test_a_line_for_machines_is_an_object_with_fields_and_traceback(tmp_path: Pa
             log.exception("it failed", extra={"image": "a.png", "count": 3, "where": tmp_path})
     [line] = (tmp_path / "log").read_text().splitlines()
     found = json.loads(line)
-    assert (found["level"], found["logger"], found["message"]) == ("error", "edge.test", "it failed")
+    assert (found["level"], found["logger"], found["message"]) == (
+        "error",
+        "edge.test",
+        "it failed",
+    )
     assert (found["image"], found["count"], found["where"]) == ("a.png", 3, str(tmp_path))
     assert found["time"].endswith("+00:00")
     assert "KeyError: 'nothing'" in found["traceback"]
@@ -99,15 +107,21 @@ except ZeroDivisionError: logging.getLogger("a").exception("fell")
 
 
 @pytest.mark.parametrize("format_", ["text", "json"])
-def test_journald_gets_a_priority_on_each_line_and_no_time_that_it_has_itself(tmp_path: Path, format_: str) -> None:
+def test_journald_gets_a_priority_on_each_line_and_no_time_that_it_has_itself(
+    tmp_path: Path, format_: str
+) -> None:
     with (tmp_path / "err").open("wb") as err:
         found = os.fstat(err.fileno())
         environment = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
-        subprocess.run([sys.executable, "-c", JOURNAL, format_], stderr=err, env=environment, check=True)
+        subprocess.run(
+            [sys.executable, "-c", JOURNAL, format_], stderr=err, env=environment, check=True
+        )
     said = (tmp_path / "err").read_text().splitlines()
     assert [line[:3] for line in said[:5]] == ["<7>", "<6>", "<4>", "<3>", "<2>"]
     assert {line[:3] for line in said[5:]} == {"<3>"}
-    assert said[0][3:] == "said" if format_ == "text" else json.loads(said[0][3:])["message"] == "said"
+    assert (
+        said[0][3:] == "said" if format_ == "text" else json.loads(said[0][3:])["message"] == "said"
+    )
 
 
 def test_a_stream_that_journald_does_not_read_is_none_of_its() -> None:
@@ -121,14 +135,20 @@ def test_a_file_is_put_aside_when_it_is_full_and_the_oldest_is_removed(tmp_path:
     with closing(written(tmp_path / "log", megabytes=0.001, backups=2)):
         for number in range(60):
             text = f"line {number:03} of some fifty characters, or a few more"
-            log.handle(log.makeRecord(log.name, logging.ERROR, "each from another place", number, text, (), None))
+            log.handle(
+                log.makeRecord(
+                    log.name, logging.ERROR, "each from another place", number, text, (), None
+                )
+            )
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["log", "log.1", "log.2"]
     assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
     assert "line 059" in (tmp_path / "log").read_text()
 
 
-def test_a_file_that_something_else_put_aside_is_opened_anew_when_the_settings_are_read_again(tmp_path: Path) -> None:
+def test_a_file_that_something_else_put_aside_is_opened_anew_when_the_settings_are_read_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "log"
     with closing(written(path)) as found:
         log.error("before")

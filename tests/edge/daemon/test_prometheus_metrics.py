@@ -25,7 +25,13 @@ from tests.support.waiting import wait_until
 UNITS = ("_seconds", "_bytes", "_info", "_total", "_ratio")
 SERVICE = {
     (f"edge_node_service_{name}", "gauge")
-    for name in ("accuracy_ratio", "accuracy_low_ratio", "accuracy_high_ratio", "labelled", "promise_missed")
+    for name in (
+        "accuracy_ratio",
+        "accuracy_low_ratio",
+        "accuracy_high_ratio",
+        "labelled",
+        "promise_missed",
+    )
 }
 PLAIN = {  # counts of what is there now, which need no unit
     "edge_node_drifted",
@@ -39,7 +45,9 @@ PLAIN = {  # counts of what is there now, which need no unit
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.mktemp("metrics") / "bundle", node="press-3", round_=30).folder
+    return tiny_bundle(
+        tmp_path_factory.mktemp("metrics") / "bundle", node="press-3", round_=30
+    ).folder
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +112,17 @@ def documented() -> set[tuple[str, str]]:
     return set(rows)
 
 
-def test_the_accuracy_in_service_stands_beside_the_promise_once_people_have_labelled(tmp_path: Path) -> None:
+def test_the_accuracy_in_service_stands_beside_the_promise_once_people_have_labelled(
+    tmp_path: Path,
+) -> None:
     truths = np.arange(90) % 3
-    promise = Confidence(images=90, held_out=HeldOut.of(truths, np.eye(3)[truths] * 0.7 + 0.1, truths >= 0))
+    promise = Confidence(
+        images=90, held_out=HeldOut.of(truths, np.eye(3)[truths] * 0.7 + 0.1, truths >= 0)
+    )
     bundle = tiny_bundle(tmp_path / "bundle", confidence=promise).folder
-    (tmp_path / "line.toml").write_text('[keep]\npath = "kept"\nsample = 1.0\n[labels]\npath = "images"\n')
+    (tmp_path / "line.toml").write_text(
+        '[keep]\npath = "kept"\nsample = 1.0\n[labels]\npath = "images"\n'
+    )
     Accounts(tmp_path / "state").set("anna", "correct horse")
     with serving_daemon(tmp_path / "state", bundle, "--config", tmp_path / "line.toml") as line:
         kept = [line.classify(RED).json()["kept"] for _ in range(4)]
@@ -119,8 +133,16 @@ def test_the_accuracy_in_service_stands_beside_the_promise_once_people_have_labe
             line.client.post("/labels/label", json={"images": [name], "label": label})
         wait_until(lambda: "edge_node_service_labelled 4.0\n" in line.client.get("/metrics").text)
         families = parse(line.client.get("/metrics").text)
-    low, share, high = (value(families, f"edge_node_service_accuracy{which}_ratio") for which in ("_low", "", "_high"))
-    assert (low, share, high) == (pytest.approx(0.0456, abs=1e-4), 0.25, pytest.approx(0.6994, abs=1e-4))  # Wilson's
+    low, share, high = (
+        value(families, f"edge_node_service_accuracy{which}_ratio")
+        for which in ("_low", "", "_high")
+    )
+    # Wilson's
+    assert (low, share, high) == (
+        pytest.approx(0.0456, abs=1e-4),
+        0.25,
+        pytest.approx(0.6994, abs=1e-4),
+    )
     assert value(families, "edge_node_model_accuracy_ratio") == 1
     assert value(families, "edge_node_service_promise_missed") == 1
     assert served(families) & documented() >= SERVICE
@@ -139,11 +161,16 @@ def test_latencies_are_histograms_of_every_image(families: dict[str, Metric]) ->
         name = f"edge_node_{what}_seconds"
         assert value(families, name, "_count") == 2
         assert 0 < value(families, name, "_sum") < 1
-    parts = [value(families, f"edge_node_{what}_seconds", "_sum") for what in ("decoding", "inference", "judging")]
+    parts = [
+        value(families, f"edge_node_{what}_seconds", "_sum")
+        for what in ("decoding", "inference", "judging")
+    ]
     assert parts[0] + parts[1] < parts[2]
 
 
-def test_requests_are_counted_by_route_and_status_never_by_what_clients_write(families: dict[str, Metric]) -> None:
+def test_requests_are_counted_by_route_and_status_never_by_what_clients_write(
+    families: dict[str, Metric],
+) -> None:
     requests = "edge_node_http_requests"
     assert value(families, requests, "_total", path="/classify", code="200") == 2
     assert value(families, requests, "_total", path="/classify", code="400") == 1
@@ -162,9 +189,17 @@ def test_other_parts_add_readings_of_their_own() -> None:
     metrics, waiting = Metrics(), [1, 2, 3]
     metrics.register(
         lambda: [
-            Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", len(waiting), {"sink": "mqtt"}),
+            Reading(
+                GaugeMetricFamily,
+                "spool_items",
+                "Outcomes that wait",
+                len(waiting),
+                {"sink": "mqtt"},
+            ),
             Reading(GaugeMetricFamily, "spool_items", "Outcomes that wait", 0, {"sink": "jsonl"}),
-            Reading(CounterMetricFamily, "dropped", "Outcomes that were dropped", 7, {"sink": "jsonl"}),
+            Reading(
+                CounterMetricFamily, "dropped", "Outcomes that were dropped", 7, {"sink": "jsonl"}
+            ),
         ]
     )
     waiting.append(4)
@@ -182,7 +217,9 @@ class Kept:
         self.outcomes.append(outcome)
 
 
-def test_counting_changes_no_outcome_and_costs_no_more_than_some_single_counts(bundle: Path) -> None:
+def test_counting_changes_no_outcome_and_costs_no_more_than_some_single_counts(
+    bundle: Path,
+) -> None:
     metrics, kept = Metrics(), Kept()
     counted = CountingConsumer(metrics, kept)
     line = Pipeline(load_model(bundle), counted, monitors=[metrics.observe])
@@ -193,5 +230,8 @@ def test_counting_changes_no_outcome_and_costs_no_more_than_some_single_counts(b
     counted.put(notice)
     assert kept.outcomes == [verdict, notice]
     single = count_calls(lambda: metrics._judging.observe(0.01))
-    assert count_calls(lambda: metrics.observe(seen)) + count_calls(lambda: metrics.count(verdict)) < 12 * single
+    assert (
+        count_calls(lambda: metrics.observe(seen)) + count_calls(lambda: metrics.count(verdict))
+        < 12 * single
+    )
     line.close()

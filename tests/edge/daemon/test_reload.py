@@ -49,9 +49,15 @@ class Running:
 
     def begin(self, tables: str) -> None:
         self.write(tables)
-        self.process = start("serve", "--config", self.file, *self.flags, log=self.log, **self.environment)
+        self.process = start(
+            "serve", "--config", self.file, *self.flags, log=self.log, **self.environment
+        )
         self.say_until("ready http")
-        url = next(line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("ready "))
+        url = next(
+            line.split()[1]
+            for line in self.log.read_text().splitlines()
+            if line.startswith("ready ")
+        )
         self.client = httpx.Client(base_url=url, timeout=PATIENCE)
 
     def write(self, tables: str) -> None:
@@ -63,7 +69,11 @@ class Running:
         def alive() -> bool:
             return self.process.poll() is None
 
-        wait_until(lambda: self.log.read_text().count(text) >= count, meanwhile=alive, said=self.log.read_text)
+        wait_until(
+            lambda: self.log.read_text().count(text) >= count,
+            meanwhile=alive,
+            said=self.log.read_text,
+        )
         return self.log.read_text()
 
     def reload(self, tables: str, says: str = DONE) -> str:
@@ -74,7 +84,9 @@ class Running:
         return self.say_until(says, count + 1)
 
     def classify(self, data: bytes, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.client.post("/classify", params={"name": name}, content=data).json()
+        found: dict[str, Any] = self.client.post(
+            "/classify", params={"name": name}, content=data
+        ).json()
         return found
 
     def outcomes(self, name: str) -> list[dict[str, Any]]:
@@ -95,7 +107,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running(folder: Path, tables: str, *flags: object, head: str = HEAD, **environment: str) -> Iterator[Running]:
+def running(
+    folder: Path, tables: str, *flags: object, head: str = HEAD, **environment: str
+) -> Iterator[Running]:
     line = Running(folder, *flags, head=head, **environment)
     line.begin(tables)
     try:
@@ -154,7 +168,8 @@ def test_sources_come_and_go_and_one_that_stays_brings_nothing_twice(folder: Pat
         line.outcomes_until("out", 1)
         line.reload(source("camera") + source("second") + sinks("out"))
         line.outcomes_until("out", 2)
-        line.reload(source("camera", recursive=True) + sinks("out"))  # replaced by one that includes sub-folders
+        # replaced by one that includes sub-folders
+        line.reload(source("camera", recursive=True) + sinks("out"))
         (folder / "second" / "3.png").write_bytes(GREEN)
         (folder / "camera" / "deep").mkdir()
         (folder / "camera" / "deep" / "4.png").write_bytes(BLUE)
@@ -202,7 +217,9 @@ def test_the_view_counts_from_the_next_frame_on_and_the_log_too(folder: Path) ->
         ('[log]\npath = "none/log"\n', "cannot write the log"),
     ],
 )
-def test_a_wrong_file_leaves_everything_as_it_was_and_says_what_to_do(folder: Path, tables: str, why: str) -> None:
+def test_a_wrong_file_leaves_everything_as_it_was_and_says_what_to_do(
+    folder: Path, tables: str, why: str
+) -> None:
     head = HEAD if "[log]" not in tables else 'bundle = "bundle"\nport = 0\n'
     with running(folder, sinks("out")) as line:
         line.head = head
@@ -213,7 +230,9 @@ def test_a_wrong_file_leaves_everything_as_it_was_and_says_what_to_do(folder: Pa
         assert [each["image"] for each in line.outcomes_until("out", 1)] == ["still"]
 
 
-def test_what_needs_a_restart_is_said_and_what_was_typed_or_set_still_beats_the_file(folder: Path) -> None:
+def test_what_needs_a_restart_is_said_and_what_was_typed_or_set_still_beats_the_file(
+    folder: Path,
+) -> None:
     environment = {"EDGE_NODE_SERVE_THREADS": "1", "EDGE_NODE_SERVE_LINE": "not what is typed"}
     with running(folder, "", "--line", "press", head="threads = 2\n" + HEAD, **environment) as line:
         line.head = 'threads = 3\nline = "other"\nhost = "::1"\n' + HEAD
@@ -240,15 +259,24 @@ def test_without_a_file_it_ends_in_order(folder: Path) -> None:
 
 def parts(folder: Path, monitors: type[Monitors] = Monitors) -> tuple[Pipeline, Reloader]:
     """Those of a line in this process."""
-    line, instance = Pipeline(load_model(folder / "bundle"), Told()), Instance("press", folder / "state")
-    return line, Reloader(line, Dispatcher(instance, Limits()), monitors(line), instance, Log(LogSettings()))
+    line, instance = (
+        Pipeline(load_model(folder / "bundle"), Told()),
+        Instance("press", folder / "state"),
+    )
+    return line, Reloader(
+        line, Dispatcher(instance, Limits()), monitors(line), instance, Log(LogSettings())
+    )
 
 
 def watch(folder: Path, *names: str) -> Settings:
-    return parse({"sources": [{"kind": "folder", "path": name} for name in names]}, folder / "line.toml")
+    return parse(
+        {"sources": [{"kind": "folder", "path": name} for name in names]}, folder / "line.toml"
+    )
 
 
-def test_a_source_that_goes_while_others_end_is_missing_alone_and_there_after_the_next_reload(folder: Path) -> None:
+def test_a_source_that_goes_while_others_end_is_missing_alone_and_there_after_the_next_reload(
+    folder: Path,
+) -> None:
     third = folder / "third"
 
     class Unmounting(Monitors):
@@ -295,8 +323,11 @@ def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
     line.close()
 
 
-def test_another_prior_changes_verdicts_without_another_bundle_and_what_was_typed_beats_it(tmp_path: Path) -> None:
-    bundle = tiny_bundle(tmp_path / "bundle", trained={"red": 4, "blue": 4})  # and other plants green
+def test_another_prior_changes_verdicts_without_another_bundle_and_what_was_typed_beats_it(
+    tmp_path: Path,
+) -> None:
+    # and other plants green
+    bundle = tiny_bundle(tmp_path / "bundle", trained={"red": 4, "blue": 4})
     greenish = png((100, 130, 0))  # 3.2 times as likely as red
     with running(tmp_path, "", "--prior", "blue=0.5") as line:
         before = line.classify(greenish, "one")
@@ -306,8 +337,13 @@ def test_another_prior_changes_verdicts_without_another_bundle_and_what_was_type
         assert (after["label"], after["taught"]) == ("green", False)
         assert after["model"] == before["model"] == bundle.digest[:12]
         about = line.client.get("/").json()
-        assert (about["untaught"], about["prior"]) == (["green"], {"red": 1.0, "green": 1.0, "blue": 0.5})
-        counted = [row for row in line.client.get("/metrics").text.splitlines() if 'taught="false"' in row]
+        assert (about["untaught"], about["prior"]) == (
+            ["green"],
+            {"red": 1.0, "green": 1.0, "blue": 0.5},
+        )
+        counted = [
+            row for row in line.client.get("/metrics").text.splitlines() if 'taught="false"' in row
+        ]
         assert len(counted) == 1
         assert 'label="green"' in counted[0]
 
@@ -338,7 +374,9 @@ def test_an_alarm_about_drift_that_other_settings_forget_is_told_to_be_over(tmp_
         for image in pictures(120, 7):
             await line.classify(Frame("part", (image * 0.8).astype(np.uint8)))
         for _ in range(2):
-            await monitors.apply(Settings(drift=Drifting(window=60), doubt=Doubting(confidence=0.5)), None)
+            await monitors.apply(
+                Settings(drift=Drifting(window=60), doubt=Doubting(confidence=0.5)), None
+            )
 
     asyncio.run(run())
     line.close()

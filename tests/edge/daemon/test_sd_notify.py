@@ -1,4 +1,6 @@
-"""A service manager hears from the line's daemon how it is: over a real socket, from a real process."""
+"""A service manager hears from the line's daemon how it is: over a real socket,
+from a real process.
+"""
 
 import asyncio
 import contextlib
@@ -55,7 +57,9 @@ class Ear:
 
 @pytest.fixture(params=["path", "abstract"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "notify") if request.param == "path" else f"@edge-node-{time.monotonic_ns()}"
+    return (
+        str(tmp_path / "notify") if request.param == "path" else f"@edge-node-{time.monotonic_ns()}"
+    )
 
 
 @pytest.fixture
@@ -80,7 +84,9 @@ def test_variables_arrive_at_both_kinds_of_socket(address: str) -> None:
         assert ear.hear() == {"READY": "1", "STATUS": "two words"}
 
 
-@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere/notify"}, {"NOTIFY_SOCKET": "@nobody"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"NOTIFY_SOCKET": "/nowhere/notify"}, {"NOTIFY_SOCKET": "@nobody"}]
+)
 def test_where_nobody_listens_nothing_happens(environment: dict[str, str]) -> None:
     ServiceManager(environment).notify(READY=1)
 
@@ -99,7 +105,9 @@ def test_ready_is_said_when_requests_are_answered_then_how_it_is_and_at_last_tha
         ready = ear.hear_until("READY")[0]
         assert ready["STATUS"] == "press-3@30: 0 images inspected"
         line.classify(RED)
-        while (beat := ear.hear_until("WATCHDOG")[-1])["STATUS"] != "press-3@30: 1 images inspected":
+        while (beat := ear.hear_until("WATCHDOG")[-1])[
+            "STATUS"
+        ] != "press-3@30: 1 images inspected":
             pass
         assert beat["WATCHDOG"] == "1"
         assert line.end()[0] == 0
@@ -108,14 +116,21 @@ def test_ready_is_said_when_requests_are_answered_then_how_it_is_and_at_last_tha
 
 @pytest.mark.slow
 def test_a_model_that_does_not_load_is_never_ready(tmp_path: Path, ear: Ear) -> None:
-    process = start("serve", tmp_path, "--port", 0, log=tmp_path / "log", STATE_DIRECTORY=str(tmp_path / "state"))
+    process = start(
+        "serve",
+        tmp_path,
+        "--port",
+        0,
+        log=tmp_path / "log",
+        STATE_DIRECTORY=str(tmp_path / "state"),
+    )
     assert process.wait(60) == 65
     ear.socket.settimeout(0)
     with pytest.raises(BlockingIOError):
         ear.hear()
 
 
-def test_a_hanging_worker_stops_the_pings_and_is_told_in_the_log_and_they_come_again_when_it_does_not(
+def test_a_hanging_worker_stops_the_pings_and_is_logged_and_they_come_again_when_it_goes_on(
     bundle: Path, ear: Ear, tmp_path: Path
 ) -> None:
     stuck, reached = tmp_path / "stuck", tmp_path / "reached"
@@ -137,7 +152,8 @@ Predictor.run = hanging
         stuck.touch()
         (watched / "part.png").write_bytes(RED)
         wait_until(reached.exists)
-        ear.miss_pings(line, 3)  # a busy machine may have been slow to answer, and to say so, before the image came
+        # a busy machine may have been slow to answer, and to say so, before the image came
+        ear.miss_pings(line, 3)
         ear.socket.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -149,7 +165,8 @@ Predictor.run = hanging
         assert line.process.poll() is None
         assert line.client.get("/v2/health/ready").status_code == 503
         stuck.unlink()
-        while "1 images inspected" not in ear.hear_until("WATCHDOG")[-1]["STATUS"]:  # it may be told while it waits
+        # it may be told while it waits
+        while "1 images inspected" not in ear.hear_until("WATCHDOG")[-1]["STATUS"]:
             pass
         assert line.client.get("/v2/health/ready").status_code == 200
         assert line.end()[0] == 0
@@ -186,10 +203,14 @@ def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
     line.close()
 
 
-def test_a_reload_is_announced_and_ends_ready_also_when_it_fails(bundle: Path, ear: Ear, tmp_path: Path) -> None:
+def test_a_reload_is_announced_and_ends_ready_also_when_it_fails(
+    bundle: Path, ear: Ear, tmp_path: Path
+) -> None:
     file = tmp_path / "line.toml"
     file.write_text(f'bundle = "{bundle}"\nport = 0\n')
-    process = start("serve", "--config", file, log=tmp_path / "log", STATE_DIRECTORY=str(tmp_path / "state"))
+    process = start(
+        "serve", "--config", file, log=tmp_path / "log", STATE_DIRECTORY=str(tmp_path / "state")
+    )
     try:
         ear.hear_until("READY")
         for content in (file.read_text(), "wrong"):
@@ -197,7 +218,11 @@ def test_a_reload_is_announced_and_ends_ready_also_when_it_fails(bundle: Path, e
             begun = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             process.send_signal(signal.SIGHUP)
             reloading = ear.hear_until("RELOADING")[-1]
-            assert begun <= int(reloading["MONOTONIC_USEC"]) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            assert (
+                begun
+                <= int(reloading["MONOTONIC_USEC"])
+                <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            )
             ear.hear_until("READY")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

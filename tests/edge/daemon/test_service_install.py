@@ -1,4 +1,6 @@
-"""A line as a service: the unit that install-service writes, options from the environment, exit codes."""
+"""A line as a service: the unit that install-service writes, options from the environment,
+exit codes.
+"""
 
 import errno
 import os
@@ -27,7 +29,9 @@ COMMANDS = command_tree(app).commands
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where a service may look, and has its edge-node: not in /tmp, where these tests may be themselves."""
+    """Where a service may look, and has its edge-node: not in /tmp,
+    where these tests may be themselves.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         found = Path(name)
         found.chmod(0o755)
@@ -43,7 +47,9 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def install(folder: Path, content: str, *flags: object) -> subprocess.CompletedProcess[str]:
     """Print the unit of a line with this file."""
     (folder / "line.toml").write_text('bundle = "bundle"\n' + content)
-    return here("install-service", "--config", folder / "line.toml", "--user", ME, "--dry-run", *flags)
+    return here(
+        "install-service", "--config", folder / "line.toml", "--user", ME, "--dry-run", *flags
+    )
 
 
 def unit(folder: Path, content: str, *flags: object) -> list[str]:
@@ -55,7 +61,9 @@ def unit(folder: Path, content: str, *flags: object) -> list[str]:
 # ---------------------------------------------------------------- the unit
 
 
-def test_the_unit_starts_this_edge_node_with_this_file_and_says_how_it_is_watched_and_restarted(folder: Path) -> None:
+def test_the_unit_starts_this_edge_node_with_this_file_and_says_how_it_is_watched_and_restarted(
+    folder: Path,
+) -> None:
     found = unit(folder, "")
     [start] = [line for line in found if line.startswith("ExecStart=")]
     program, *words = start.removeprefix("ExecStart=").split()
@@ -77,7 +85,8 @@ def test_the_unit_starts_this_edge_node_with_this_file_and_says_how_it_is_watche
 def test_it_may_write_where_the_settings_say_and_nowhere_else(folder: Path) -> None:
     content = (
         'output = "out/verdicts.jsonl"\n[log]\npath = "log/line.log"\n'
-        '[[sources]]\nkind = "folder"\npath = "camera"\n[[sinks]]\nkind = "csv"\npath = "out/verdicts.csv"\n'
+        '[[sources]]\nkind = "folder"\npath = "camera"\n[[sinks]]\nkind = "csv"\npath = '
+        '"out/verdicts.csv"\n'
     )
     assert [line for line in unit(folder, content) if line.startswith("ReadWritePaths")] == [
         f"ReadWritePaths={folder}/out",
@@ -92,9 +101,11 @@ def test_a_camera_a_low_port_and_a_secret_get_what_they_need(folder: Path) -> No
     assert {"PrivateDevices=yes", "CapabilityBoundingSet="} <= set(plain)
     (folder / "password").write_text("secret")
     found = unit(
-        folder, 'port = 80\n[[sources]]\nkind = "video"\ninput = 2\n',
-        "--secret", f"EDGE_NODE_PASSWORD={folder}/password",
-    )  # fmt: skip
+        folder,
+        'port = 80\n[[sources]]\nkind = "video"\ninput = 2\n',
+        "--secret",
+        f"EDGE_NODE_PASSWORD={folder}/password",
+    )
     assert {
         "DeviceAllow=/dev/video2 rw",
         "SupplementaryGroups=video",
@@ -107,7 +118,9 @@ def test_a_camera_a_low_port_and_a_secret_get_what_they_need(folder: Path) -> No
 GENICAM = '[[sources]]\nkind = "genicam"\nproducer = "vendor.cti"\n'
 
 
-def test_a_genicam_camera_may_be_at_usb_or_in_the_network_and_its_producer_must_be_readable(folder: Path) -> None:
+def test_a_genicam_camera_may_be_at_usb_or_in_the_network_and_its_producer_must_be_readable(
+    folder: Path,
+) -> None:
     refused = install(folder, GENICAM)
     assert f"may not read {folder}/vendor.cti" in refused.stderr
     (folder / "vendor.cti").touch()
@@ -119,18 +132,32 @@ def test_a_genicam_camera_may_be_at_usb_or_in_the_network_and_its_producer_must_
 
 @pytest.mark.slow
 @pytest.mark.needs("systemd-analyze")
-@pytest.mark.parametrize("content", ["", 'port = 80\nwatch = "camera"\n[[sources]]\nkind = "video"\ninput = 0\n'])
+@pytest.mark.parametrize(
+    "content", ["", 'port = 80\nwatch = "camera"\n[[sources]]\nkind = "video"\ninput = 0\n']
+)
 def test_systemd_accepts_the_unit_and_finds_little_exposed(folder: Path, content: str) -> None:
     (folder / "edge-node.service").write_text("\n".join(unit(folder, content)) + "\n")
     verify = subprocess.run(
         ["systemd-analyze", "verify", folder / "edge-node.service"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (verify.returncode, verify.stderr) == (0, "")
     exposed = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", folder / "edge-node.service"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            "--no-pager",
+            folder / "edge-node.service",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     [level] = re.findall(r"exposure level for \S+: ([0-9.]+)", exposed.stdout)
     assert float(level) <= 2.5
 
@@ -139,8 +166,16 @@ def test_it_is_written_where_it_is_wanted_and_what_to_do_next_is_said(folder: Pa
     (folder / "line.toml").write_text('bundle = "bundle"\n')
     out = folder / "press.service"
     result = here(
-        "install-service", "--config", folder / "line.toml", "--user", ME, "--name", "press", "--out", out
-    )  # fmt: skip
+        "install-service",
+        "--config",
+        folder / "line.toml",
+        "--user",
+        ME,
+        "--name",
+        "press",
+        "--out",
+        out,
+    )
     assert result.returncode == 0, result.stderr
     assert "StateDirectory=press" in out.read_text()
     assert "systemctl daemon-reload && systemctl enable --now press" in result.stdout
@@ -212,13 +247,22 @@ def caused(error: EdgeNodeError, by: OSError) -> EdgeNodeError:
     ("error", "expected"),
     [
         (BundleError("the bundle is damaged", "copy it again"), os.EX_DATAERR),
-        (caused(BundleError("it lacks a file", "copy it"), FileNotFoundError(errno.ENOENT, "")), os.EX_NOINPUT),
+        (
+            caused(BundleError("it lacks a file", "copy it"), FileNotFoundError(errno.ENOENT, "")),
+            os.EX_NOINPUT,
+        ),
         (BrokerError("no broker", "start it"), os.EX_UNAVAILABLE),
         (BugError("a bug", "tell us"), os.EX_SOFTWARE),
         (ZeroDivisionError(), os.EX_SOFTWARE),
         (OSError(errno.ENOSPC, "full", "/x"), os.EX_IOERR),
-        (caused(EdgeNodeError("the port is taken", "wait"), OSError(errno.EADDRINUSE, "")), os.EX_TEMPFAIL),
-        (caused(EdgeNodeError("port 80", "be root"), PermissionError(errno.EACCES, "")), os.EX_NOPERM),
+        (
+            caused(EdgeNodeError("the port is taken", "wait"), OSError(errno.EADDRINUSE, "")),
+            os.EX_TEMPFAIL,
+        ),
+        (
+            caused(EdgeNodeError("port 80", "be root"), PermissionError(errno.EACCES, "")),
+            os.EX_NOPERM,
+        ),
         (UsageError("wrong", "right"), os.EX_CONFIG),
     ],
 )

@@ -1,4 +1,6 @@
-"""What passes through a broker, and what it keeps for whoever is away: each fault is found, with the remedy."""
+"""What passes through a broker, and what it keeps for whoever is away: each fault is found,
+with the remedy.
+"""
 
 import secrets
 from contextlib import nullcontext
@@ -21,16 +23,32 @@ from tests.support.proxy import Proxy
 @pytest.mark.parametrize(
     ("limit", "version", "control", "chunk", "advice"),
     [
-        ("max_packet_size 131072", MQTT5, "passes", "130,048 passes", ""),  # it tells, so chunks are cut smaller
+        # it tells, so chunks are cut smaller
+        ("max_packet_size 131072", MQTT5, "passes", "130,048 passes", ""),
         ("max_packet_size 65536", MQTT5, "is dropped", "64,512 passes", "max_packet_size"),
-        ("message_size_limit 150000", MQTT5, "passes", "262,144 ends the connection", "message_size_limit 0"),
-        ("message_size_limit 20000", MQTT311, "is dropped", "262,144 is dropped", "message_size_limit 0"),
+        (
+            "message_size_limit 150000",
+            MQTT5,
+            "passes",
+            "262,144 ends the connection",
+            "message_size_limit 0",
+        ),
+        (
+            "message_size_limit 20000",
+            MQTT311,
+            "is dropped",
+            "262,144 is dropped",
+            "message_size_limit 0",
+        ),
     ],
 )
 def test_a_limit_of_messages_is_found_whether_it_is_told_or_not(
     limit: str, version: MQTTProtocolVersion, control: str, chunk: str, advice: str, tmp_path: Path
 ) -> None:
-    with configured(tmp_path, limit) as port, tried(f"mqtt://127.0.0.1:{port}", version=version) as context:
+    with (
+        configured(tmp_path, limit) as port,
+        tried(f"mqtt://127.0.0.1:{port}", version=version) as context,
+    ):
         found = broker_check.packets(context)
     assert f"a message of 102,400 bytes {control}, a chunk of {chunk}" in found.found
     assert found.outcome == ("failure" if advice else "ok")
@@ -39,7 +57,10 @@ def test_a_limit_of_messages_is_found_whether_it_is_told_or_not(
 
 def test_a_broker_that_keeps_few_messages_for_whoever_is_away(tmp_path: Path) -> None:
     few = secrets.randbelow(50) + 30  # mosquitto counts those that are under way apart
-    with configured(tmp_path, f"max_queued_messages {few}") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
+    with (
+        configured(tmp_path, f"max_queued_messages {few}") as port,
+        tried(f"mqtt://127.0.0.1:{port}") as context,
+    ):
         found = broker_check.queue(context)
     assert found.outcome == "warning"
     assert few <= found.figures["kept"] <= few + 20
@@ -55,7 +76,10 @@ def test_a_broker_without_qos_1_does_not_do(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
-    with configured(tmp_path, "retain_available false") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
+    with (
+        configured(tmp_path, "retain_available false") as port,
+        tried(f"mqtt://127.0.0.1:{port}") as context,
+    ):
         found = broker_check.retained(context)
     assert (found.outcome, found.remedy) == (
         "failure",
@@ -64,7 +88,9 @@ def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
 
 
 class Trips:
-    """A connection on which a message takes 2 ms, and one right after another so many seconds, by a clock at zero."""
+    """A connection on which a message takes 2 ms,
+    and one right after another so many seconds, by a clock at zero.
+    """
 
     def __init__(self, second: float):
         self._seconds = {1: 0.002, 2: second}
@@ -84,7 +110,9 @@ class Trips:
 
 
 @pytest.mark.parametrize(("second", "outcome"), [(0.042, "warning"), (0.003, "ok"), (0.2, "ok")])
-def test_a_broker_that_holds_small_messages_back(second: float, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_holds_small_messages_back(
+    second: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broker_check, "time", SimpleNamespace(perf_counter=Clock()))
     context: Any = SimpleNamespace(listening=lambda _: nullcontext(Trips(second)), topic="")
     found = broker_check.latency(context)
@@ -95,4 +123,7 @@ def test_a_broker_that_holds_small_messages_back(second: float, outcome: str, mo
 def test_a_slow_way_is_told_from_a_limit(mosquitto: EmbeddedBroker) -> None:
     with Proxy(mosquitto.port, rate=20_000) as proxy, tried(proxy.url, timeout=2) as context:
         found = broker_check.packets(context)
-    assert (found.outcome, found.remedy) == ("unknown", "the connection is slow: try again with a longer --timeout")
+    assert (found.outcome, found.remedy) == (
+        "unknown",
+        "the connection is slow: try again with a longer --timeout",
+    )

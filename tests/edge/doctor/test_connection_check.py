@@ -1,4 +1,6 @@
-"""`edge-node doctor --kit`: what is fit, ends soon, has ended or lies open, as a member sees it at its own broker."""
+"""`edge-node doctor --kit`: what is fit, ends soon, has ended or lies open,
+as a member sees it at its own broker.
+"""
 
 import json
 import queue
@@ -34,7 +36,9 @@ MACHINE = [find.__name__ for find in LOCAL]
 
 @pytest.fixture(autouse=True)
 def no_port_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port of MQTT without TLS is one where nobody listens: another broker may run on this machine."""
+    """The port of MQTT without TLS is one where nobody listens:
+    another broker may run on this machine.
+    """
     monkeypatch.setitem(PORTS, "mqtt", free_port())
 
 
@@ -60,7 +64,9 @@ def with_certificate(broker: Guarded, name: str, left: timedelta) -> Kit:
 def with_charter(broker: Guarded, name: str, **fields: object) -> Kit:
     """A member's kit, with a charter of its authority in which these fields differ."""
     kit, key = broker.kits[name], broker.members.registry.key
-    return msgspec.structs.replace(kit, charter=member_list.sign(msgspec.structs.replace(kit.members(), **fields), key))
+    return msgspec.structs.replace(
+        kit, charter=member_list.sign(msgspec.structs.replace(kit.members(), **fields), key)
+    )
 
 
 @pytest.mark.slow
@@ -70,12 +76,16 @@ def test_all_that_a_member_needs_is_fit_at_a_provisioned_broker_even_while_other
     with ThreadPoolExecutor() as pool:
         for checks in pool.map(examined, provisioned.kits.values()):
             broker = {name: check for name, check in checks.items() if name not in MACHINE}
-            assert {name: check.found for name, check in broker.items() if check.outcome != "ok"} == {}
+            assert {
+                name: check.found for name, check in broker.items() if check.outcome != "ok"
+            } == {}
             assert "TLSv1.3" in checks["encryption"].found
 
 
 @pytest.mark.slow
-def test_with_a_kit_every_check_is_made_but_of_a_monitor_that_it_can_write(provisioned: Guarded) -> None:
+def test_with_a_kit_every_check_is_made_but_of_a_monitor_that_it_can_write(
+    provisioned: Guarded,
+) -> None:
     kit = provisioned.folder / "kits" / "plant-a.kit"
     passphrase = provisioned.members.passphrase("plant-a")
     result = run("doctor", "--kit", kit, "--json", EDGE_NODE_PASSPHRASE=passphrase)
@@ -95,7 +105,10 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
     spec = msgspec.structs.replace(msgspec.convert(example, Spec), federation="steel")
     topic = topics.spec("steel")
     with MqttClient(
-        Endpoint.from_kit(provisioned.kits["coordinator"]), "", inbox=queue.Queue(), persistent=False
+        Endpoint.from_kit(provisioned.kits["coordinator"]),
+        "",
+        inbox=queue.Queue(),
+        persistent=False,
     ) as mqtt:
         mqtt.publish(topic, msgspec.json.encode(spec), retain=True)
         assert mqtt.flush(60)
@@ -107,9 +120,15 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
         assert mqtt.flush(60)
 
 
-@pytest.mark.parametrize(("days", "outcome"), [(400, "ok"), (31, "ok"), (29, "warning"), (1, "warning")])
-def test_a_certificate_that_ends_within_30_days_is_a_warning(days: int, outcome: str, provisioned: Guarded) -> None:
-    with tried_with(with_certificate(provisioned, "plant-a", timedelta(days=days, minutes=1))) as context:
+@pytest.mark.parametrize(
+    ("days", "outcome"), [(400, "ok"), (31, "ok"), (29, "warning"), (1, "warning")]
+)
+def test_a_certificate_that_ends_within_30_days_is_a_warning(
+    days: int, outcome: str, provisioned: Guarded
+) -> None:
+    with tried_with(
+        with_certificate(provisioned, "plant-a", timedelta(days=days, minutes=1))
+    ) as context:
         found = connection_check.certificate(context)
     assert found.outcome == outcome
     assert f"in {days} day" in found.found
@@ -117,7 +136,9 @@ def test_a_certificate_that_ends_within_30_days_is_a_warning(days: int, outcome:
     assert found.figures["days_left"] == days
 
 
-def test_with_a_certificate_that_has_ended_the_broker_is_not_even_asked(provisioned: Guarded) -> None:
+def test_with_a_certificate_that_has_ended_the_broker_is_not_even_asked(
+    provisioned: Guarded,
+) -> None:
     checks = examined(with_certificate(provisioned, "plant-a", -timedelta(minutes=1)))
     assert list(checks) == ["address", "connection", "certificate", *MACHINE]
     assert checks["certificate"].outcome == "failure"
@@ -126,13 +147,21 @@ def test_with_a_certificate_that_has_ended_the_broker_is_not_even_asked(provisio
 
 
 @pytest.mark.parametrize(("days", "outcome"), [(31, "ok"), (29, "warning")])
-def test_a_charter_that_ends_within_30_days_is_a_warning(days: int, outcome: str, provisioned: Guarded) -> None:
-    with tried_with(with_charter(provisioned, "plant-a", expires=datetime.now(UTC) + timedelta(days=days))) as context:
+def test_a_charter_that_ends_within_30_days_is_a_warning(
+    days: int, outcome: str, provisioned: Guarded
+) -> None:
+    with tried_with(
+        with_charter(provisioned, "plant-a", expires=datetime.now(UTC) + timedelta(days=days))
+    ) as context:
         assert connection_check.charter(context).outcome == outcome
 
 
-def test_with_a_charter_that_has_ended_the_broker_is_examined_all_the_same(provisioned: Guarded) -> None:
-    checks = examined(with_charter(provisioned, "plant-a", expires=datetime.now(UTC) - timedelta(minutes=1)))
+def test_with_a_charter_that_has_ended_the_broker_is_examined_all_the_same(
+    provisioned: Guarded,
+) -> None:
+    checks = examined(
+        with_charter(provisioned, "plant-a", expires=datetime.now(UTC) - timedelta(minutes=1))
+    )
     assert {name for name, check in checks.items() if check.outcome == "failure"} == {"charter"}
     assert "has expired on" in checks["charter"].found
     assert checks["queue"].outcome == "ok"
@@ -143,7 +172,10 @@ def test_a_charter_without_us_is_a_failure_and_so_is_a_forged_one(provisioned: G
     everybody = provisioned.kits["plant-a"].members().nodes
     others = {name: member for name, member in everybody.items() if name != "plant-a"}
     left = with_charter(provisioned, "plant-a", nodes=others)
-    with tried_with(left) as context, pytest.raises(UsageError, match="plant-a is no member of federation 'steel' any"):
+    with (
+        tried_with(left) as context,
+        pytest.raises(UsageError, match="plant-a is no member of federation 'steel' any"),
+    ):
         connection_check.charter(context)
     forged = msgspec.structs.replace(provisioned.kits["plant-a"], authority=secrets.token_hex(32))
     with tried_with(forged) as context, pytest.raises(MemberListError, match="cannot be relied on"):
@@ -153,10 +185,18 @@ def test_a_charter_without_us_is_a_failure_and_so_is_a_forged_one(provisioned: G
 # What a broker lets others do
 
 
-def test_a_broker_that_also_admits_whoever_has_no_certificate_is_found(provisioned: Guarded, tmp_path: Path) -> None:
+def test_a_broker_that_also_admits_whoever_has_no_certificate_is_found(
+    provisioned: Guarded, tmp_path: Path
+) -> None:
     folder, kit = provisioned.folder / "broker", provisioned.kits["plant-a"]
-    tls = [f"{name} {folder / file}" for name, file in
-           (("certfile", "broker.pem"), ("keyfile", "broker.key"), ("cafile", "ca.pem"))]  # fmt: skip
+    tls = [
+        f"{name} {folder / file}"
+        for name, file in (
+            ("certfile", "broker.pem"),
+            ("keyfile", "broker.key"),
+            ("cafile", "ca.pem"),
+        )
+    ]
     with configured(tmp_path, *tls) as port:
         found = protection(kit, port)
     assert found.outcome == "warning"
@@ -165,7 +205,9 @@ def test_a_broker_that_also_admits_whoever_has_no_certificate_is_found(provision
 
 
 def protection(kit: Kit, port: int) -> Result:
-    with tried(Endpoint.from_kit(kit, f"mqtts://127.0.0.1:{port}", with_signer=False), kit.name) as context:
+    with tried(
+        Endpoint.from_kit(kit, f"mqtts://127.0.0.1:{port}", with_signer=False), kit.name
+    ) as context:
         return access_check.protection(context)
 
 
@@ -173,7 +215,10 @@ def protection(kit: Kit, port: int) -> Result:
 def test_a_port_without_tls_beside_that_with_tls_is_found_whether_it_admits_us_or_not(
     admits: str, provisioned: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with configured(tmp_path, f"allow_anonymous {admits}") as port, tried_with(provisioned.kits["plant-a"]) as context:
+    with (
+        configured(tmp_path, f"allow_anonymous {admits}") as port,
+        tried_with(provisioned.kits["plant-a"]) as context,
+    ):
         assert access_check.protection(context).outcome == "ok"
         monkeypatch.setitem(PORTS, "mqtt", port)
         found = access_check.protection(context)

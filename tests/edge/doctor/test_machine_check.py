@@ -65,12 +65,16 @@ print(found.outcome, found.found)
 
 
 def test_another_package_that_has_our_import_name_is_found(tmp_path: Path) -> None:
-    """It comes first on the path, as what pip installs comes before what an editable install adds."""
+    """It comes first on the path, as what pip installs comes before what an editable install
+    adds.
+    """
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").touch()
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     command = [sys.executable, "-P", "-c", SHADOWED]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
     assert result.stdout.startswith("failure")
     assert f"trainer is {tmp_path / 'trainer'}, not edge-node's" in result.stdout
 
@@ -82,6 +86,8 @@ def test_another_package_that_wrote_into_our_folder_is_found(tmp_path: Path) -> 
     (information / "top_level.txt").write_text("trainer\n")
     path = os.pathsep.join([str(REPOSITORY), str(tmp_path)])
     command = [sys.executable, "-P", "-c", SHADOWED]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
     assert result.stdout.startswith("warning")
     assert "trainer (trainer)" in result.stdout

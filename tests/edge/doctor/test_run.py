@@ -1,4 +1,6 @@
-"""`edge-node doctor`: what is wrong with a broker or a machine is found, with the remedy; nothing is left behind."""
+"""`edge-node doctor`: what is wrong with a broker or a machine is found,
+with the remedy; nothing is left behind.
+"""
 
 import datetime
 import itertools
@@ -61,8 +63,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     (folder / "passwords").touch()
     password = secrets.token_hex(8)
     for name in ("plant-a", "coordinator", "king"):
-        subprocess.run(["mosquitto_passwd", "-b", str(folder / "passwords"), name, password], check=True)
-    lines = ("allow_anonymous false", f"password_file {folder / 'passwords'}", f"acl_file {folder / 'acl'}")
+        subprocess.run(
+            ["mosquitto_passwd", "-b", str(folder / "passwords"), name, password], check=True
+        )
+    lines = (
+        "allow_anonymous false",
+        f"password_file {folder / 'passwords'}",
+        f"acl_file {folder / 'acl'}",
+    )
     with configured(folder, *lines) as port:
         yield Guarded(port, password)
 
@@ -108,7 +116,9 @@ def kept_sessions(port: int, log: str) -> list[str]:
 
 
 def retained_topics(port: int) -> list[str]:
-    with ProbeConnection(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "reader", MQTT5, 10) as connection:
+    with ProbeConnection(
+        Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "reader", MQTT5, 10
+    ) as connection:
         connection.subscribe("#")
         connection.publish("end", b"")
         connection.wait_for(lambda each: each.topic == "end")
@@ -140,7 +150,9 @@ def test_a_broker_that_speaks_mqtt_3_1_1_is_tried_all_the_same(tmp_path: Path) -
     assert checks["version"].outcome == "warning"
     assert "3.1.1" in checks["version"].found
     assert "spec, round, status, down" in checks["protection"].found
-    assert {checks[name].outcome for name in ("packets", "retained", "session", "queue", "will")} == {"ok"}
+    assert {
+        checks[name].outcome for name in ("packets", "retained", "session", "queue", "will")
+    } == {"ok"}
     assert "not delivered again" in checks["redelivery"].found
 
 
@@ -152,7 +164,9 @@ def test_with_tls_the_certificate_s_end_is_told_in_time(secured: Secured) -> Non
     told = r"TLSv1\.\d, certificate for 127\.0\.0\.1, .* \d{4}-\d\d-\d\d, in [01] days?"
     assert re.fullmatch(told, checks["encryption"].found)
     assert "anybody is admitted" in checks["protection"].found
-    assert {checks[name].outcome for name in ("access", "packets", "retained", "redelivery", "will")} == {"ok"}
+    assert {
+        checks[name].outcome for name in ("access", "packets", "retained", "redelivery", "will")
+    } == {"ok"}
 
 
 def test_where_certificates_are_demanded_nobody_comes_without(secured: Secured) -> None:
@@ -183,7 +197,9 @@ def test_over_websockets_the_same_is_tried(secured: Secured) -> None:
 # Out of reach
 
 
-def test_a_host_that_is_unknown_ends_it_with_69_but_this_machine_is_still_looked_at(tmp_path: Path) -> None:
+def test_a_host_that_is_unknown_ends_it_with_69_but_this_machine_is_still_looked_at(
+    tmp_path: Path,
+) -> None:
     result = run("doctor", "mqtt://nowhere.invalid", "--state", tmp_path, "--json")
     assert result.returncode == UNREACHABLE
     checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
@@ -213,7 +229,9 @@ def test_a_wrong_password_is_not_let_in(guarded: Guarded) -> None:
     assert exit_code(list(checks.values())) == UNREACHABLE
 
 
-def test_a_certificate_for_another_host_or_of_another_authority_is_told_apart(secured: Secured, tmp_path: Path) -> None:
+def test_a_certificate_for_another_host_or_of_another_authority_is_told_apart(
+    secured: Secured, tmp_path: Path
+) -> None:
     stranger = Authority(tmp_path, "stranger").ca
     for host, ca, remedy in (
         ("localhost", secured.authority.ca, "host name that the certificate was made for"),
@@ -267,15 +285,28 @@ def test_a_node_that_may_write_the_coordinator_s_topics_is_a_warning(guarded: Gu
     with tried(guarded.endpoint("king")) as context:
         found = access_check.protection(context)
     assert found.outcome == "warning"
-    assert "what only the coordinator should: spec, round, status, down, presence, want, chunks" in found.found
+    assert (
+        "what only the coordinator should: spec, round, status, down, presence, want, chunks"
+        in found.found
+    )
     assert "anybody" not in found.found
     assert "docs/protocol.md" in found.remedy
 
 
 def test_the_topics_of_lines_are_tried_once_a_line_is_announced(tmp_path: Path) -> None:
     (tmp_path / "acl").write_text("topic readwrite edge-node/#\ntopic deny edge-node/v1/+/vfl/#\n")
-    line = VflSpec(federation="press", run="0" * 16, software="", sensors=("a",), network="linear", classes=("x", "y"))
-    with configured(tmp_path, f"acl_file {tmp_path / 'acl'}") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
+    line = VflSpec(
+        federation="press",
+        run="0" * 16,
+        software="",
+        sensors=("a",),
+        network="linear",
+        classes=("x", "y"),
+    )
+    with (
+        configured(tmp_path, f"acl_file {tmp_path / 'acl'}") as port,
+        tried(f"mqtt://127.0.0.1:{port}") as context,
+    ):
         assert connection_check.federations(context).found == "none is announced here yet"
         assert access_check.access(context).outcome == "ok"
         with context.connection("head") as head:
@@ -300,8 +331,12 @@ def announce(port: int, nodes: int) -> Spec:
     """Retain the spec of a federation of `nodes`."""
     example = json.loads(WIRE_FILE.read_text())["Spec"]
     spec = msgspec.structs.replace(msgspec.convert(example, Spec), nodes=nodes)
-    with ProbeConnection(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "coordinator", MQTT5, 10) as connection:
-        connection.publish(f"edge-node/v1/{spec.federation}/spec", msgspec.json.encode(spec), retain=True)
+    with ProbeConnection(
+        Endpoint.parse(f"mqtt://127.0.0.1:{port}"), "coordinator", MQTT5, 10
+    ) as connection:
+        connection.publish(
+            f"edge-node/v1/{spec.federation}/spec", msgspec.json.encode(spec), retain=True
+        )
     return spec
 
 
@@ -314,7 +349,9 @@ def test_a_spec_that_cannot_be_read_is_a_warning(mosquitto: EmbeddedBroker) -> N
 
 
 @pytest.mark.slow
-def test_other_federations_are_not_disturbed_and_the_broker_is_left_as_it_was(tmp_path: Path) -> None:
+def test_other_federations_are_not_disturbed_and_the_broker_is_left_as_it_was(
+    tmp_path: Path,
+) -> None:
     with configured(tmp_path, "log_type all") as port:
         spec = announce(port, nodes=5)
         theirs = f"edge-node/v1/{spec.federation}/spec"
@@ -338,7 +375,9 @@ def test_what_a_check_leaves_when_it_is_interrupted_is_cleared(mosquitto: Embedd
 def test_ctrl_c_leaves_the_broker_as_it_was(tmp_path: Path) -> None:
     with configured(tmp_path / "broker", "log_type all") as port:
         observer = Observer(port)
-        process = start("doctor", f"mqtt://127.0.0.1:{port}", "--state", tmp_path, log=tmp_path / "log")
+        process = start(
+            "doctor", f"mqtt://127.0.0.1:{port}", "--state", tmp_path, log=tmp_path / "log"
+        )
         observer.wait_for(b"q999")  # the session is away, and messages wait for it
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
@@ -347,12 +386,17 @@ def test_ctrl_c_leaves_the_broker_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_connection_that_breaks_meanwhile_is_a_finding_and_the_rest_is_tried(mosquitto: EmbeddedBroker) -> None:
+def test_a_connection_that_breaks_meanwhile_is_a_finding_and_the_rest_is_tried(
+    mosquitto: EmbeddedBroker,
+) -> None:
     with Proxy(mosquitto.port, rate=2_000_000) as proxy, tried(proxy.url, echoes=True) as context:
         observer = Observer(mosquitto.port)
         third = bytes(3) + b"\x02" + bytes(262_144)  # chunk of the throughput
         threading.Thread(target=lambda: (observer.wait_for(third), proxy.cut())).start()
-        checks = {check.name: check for check in itertools.islice(run_checks(context), NAMES.index("session") + 1)}
+        checks = {
+            check.name: check
+            for check in itertools.islice(run_checks(context), NAMES.index("session") + 1)
+        }
     assert checks["throughput"].found == "the broker ended the connection: without a word"
     assert checks["session"].outcome == "ok"
 
@@ -372,10 +416,17 @@ def test_two_doctors_of_one_name_do_not_push_each_other_out(mosquitto: EmbeddedB
 
 
 @pytest.mark.slow
-def test_a_table_is_printed_without_torch_line_by_line(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
-    code = f"{BLOCK_TORCH}\nsys.argv = ['edge-node', 'doctor', {mosquitto.url!r}, '--state', {str(tmp_path)!r}]\n"
+def test_a_table_is_printed_without_torch_line_by_line(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    code = (
+        f"{BLOCK_TORCH}\nsys.argv = ['edge-node', 'doctor', {mosquitto.url!r}, '--state', "
+        f"{str(tmp_path)!r}]\n"
+    )
     code += "from edge.cli import main; main.main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert re.fullmatch(rf"{mosquitto.url}, as node-[0-9a-f]{{8}}", lines[0])
@@ -393,5 +444,9 @@ def test_a_failure_ends_it_with_1(guarded: Guarded, tmp_path: Path) -> None:
 
 
 def test_every_check_stands_in_the_troubleshooting_page() -> None:
-    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text().partition("## What the doctor finds")[2]
+    page = (
+        (REPOSITORY / "docs" / "troubleshooting.md")
+        .read_text()
+        .partition("## What the doctor finds")[2]
+    )
     assert re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], re.MULTILINE) == EVERY

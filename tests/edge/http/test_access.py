@@ -1,4 +1,6 @@
-"""A line answers whoever calls it by its name, and no web page that it does not know, whatever leads a browser here."""
+"""A line answers whoever calls it by its name, and no web page that it does not know,
+whatever leads a browser here.
+"""
 
 import asyncio
 import contextlib
@@ -29,7 +31,9 @@ def posted(bundle: Path, access: Access, **headers: str) -> int:
     async def post() -> int:
         with contextlib.closing(Pipeline(load_model(bundle), NullConsumer())) as line:
             transport = httpx.ASGITransport(App(line, Metrics(), access))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost:8080"
+            ) as client:
                 answer = await client.post("/classify", content=RED, headers=headers)
                 assert "error" not in answer.json() or answer.json()["remedy"]
                 return answer.status_code
@@ -42,15 +46,30 @@ PLAIN = Access.of("127.0.0.1", ["line.plant.example"], "")
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "192.168.3.4", "LocalHost", "line.plant.example:443",
-     socket.gethostname()],
-)  # fmt: skip
+    [
+        "localhost:8080",
+        "127.0.0.1:8080",
+        "[::1]:8080",
+        "192.168.3.4",
+        "LocalHost",
+        "line.plant.example:443",
+        socket.gethostname(),
+    ],
+)
 def test_it_is_called_by_its_names_and_addresses(bundle: Path, host: str) -> None:
     assert posted(bundle, PLAIN, host=host) == 200
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil", "[::1", "a b"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8080",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "[::1",
+        "a b",
+    ],
 )
 def test_a_name_that_somebody_else_lets_point_here_is_refused(bundle: Path, host: str) -> None:
     """Else a page of that name could read all and post: DNS rebinding."""
@@ -78,10 +97,13 @@ def test_where_there_is_a_token_whoever_posts_needs_it(bundle: Path) -> None:
     assert posted(bundle, access, authorization="Bearer another") == 401
     assert posted(bundle, access, authorization="Basic a secret") == 401
     assert posted(bundle, access, authorization="Bearer a secret") == 200
-    assert posted(bundle, access, authorization="bearer a secret") == 200  # RFC 9110: whatever the case
+    # RFC 9110: whatever the case
+    assert posted(bundle, access, authorization="bearer a secret") == 200
 
 
-@pytest.mark.parametrize("given", ["line.plant.example", "Line.Plant.Example.", "line.plant.example:443"])
+@pytest.mark.parametrize(
+    "given", ["line.plant.example", "Line.Plant.Example.", "line.plant.example:443"]
+)
 def test_a_name_may_be_given_as_it_stands_in_an_address(bundle: Path, given: str) -> None:
     assert posted(bundle, Access.of("127.0.0.1", [given], ""), host="line.plant.example") == 200
 
@@ -99,8 +121,18 @@ def test_the_daemon_checks_it_and_warns_where_others_reach_it(bundle: Path) -> N
         assert "whoever reaches port" in line.said
         url = f"http://127.0.0.1:{line.url.port}"
         assert httpx.get(f"{url}/metrics", headers={"host": "evil.example"}).status_code == 421
-        assert httpx.get(f"{url}/v2/health/ready", headers={"host": "pool-of-a-load-balancer"}).status_code == 200
-        assert httpx.post(f"{url}/classify", content=RED, headers={"origin": "http://evil.example"}).status_code == 403
+        assert (
+            httpx.get(
+                f"{url}/v2/health/ready", headers={"host": "pool-of-a-load-balancer"}
+            ).status_code
+            == 200
+        )
+        assert (
+            httpx.post(
+                f"{url}/classify", content=RED, headers={"origin": "http://evil.example"}
+            ).status_code
+            == 403
+        )
         assert httpx.post(f"{url}/classify", content=RED).status_code == 200
 
 

@@ -1,4 +1,6 @@
-"""Bounds of a connection: clients that are slow, many, or send too much are refused, in JSON where they can be told."""
+"""Bounds of a connection: clients that are slow, many, or send too much are refused,
+in JSON where they can be told.
+"""
 
 import base64
 import contextlib
@@ -62,21 +64,29 @@ def infer(images: int) -> bytes:
     files = [base64.b64encode(RED).decode()] * images
     tensor = {"name": "image", "datatype": "BYTES", "shape": [images], "data": files}
     body = json.dumps({"inputs": [tensor]}).encode()
-    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
 def test_a_client_that_closes_its_connection_is_not_computed_for_any_more(bounded: Daemon) -> None:
     with connect(bounded) as closing:
-        bounded.process.send_signal(signal.SIGSTOP)  # so that it cannot have answered before the end is there
+        # so that it cannot have answered before the end is there
+        bounded.process.send_signal(signal.SIGSTOP)
         closing.sendall(infer(200))  # what sockets hold while nobody reads
         closing.shutdown(socket.SHUT_WR)  # as `close` does, but that its answer can be read
         bounded.process.send_signal(signal.SIGCONT)
         assert b"the connection ended before" in to_the_end(closing)
 
 
-@pytest.mark.parametrize("begun", [b"GET / HT", b"POST /classify HTTP/1.1\r\nHost: localhost\r\nX: "])
-def test_a_request_whose_head_does_not_end_ends_its_connection(bounded: Daemon, begun: bytes) -> None:
+@pytest.mark.parametrize(
+    "begun", [b"GET / HT", b"POST /classify HTTP/1.1\r\nHost: localhost\r\nX: "]
+)
+def test_a_request_whose_head_does_not_end_ends_its_connection(
+    bounded: Daemon, begun: bytes
+) -> None:
     slow = connect(bounded)
     slow.sendall(begun)
     assert to_the_end(slow).startswith(b"HTTP/1.1 408 ")
@@ -101,7 +111,11 @@ def test_a_client_that_does_not_read_does_not_hold_its_connection(bounded: Daemo
 
 @pytest.mark.parametrize(
     "head",
-    [b"X: " + b"x" * 500_000, b"X: x\r\n" * 100_000, b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * 500_000],
+    [
+        b"X: " + b"x" * 500_000,
+        b"X: x\r\n" * 100_000,
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * 500_000,
+    ],
 )
 def test_a_head_or_a_trailer_without_end_is_refused(bounded: Daemon, head: bytes) -> None:
     endless = connect(bounded)
@@ -113,7 +127,10 @@ def test_a_head_or_a_trailer_without_end_is_refused(bounded: Daemon, head: bytes
 def test_a_client_that_has_said_all_is_answered(bounded: Daemon) -> None:
     two = connect(bounded)
     two.sendall(
-        b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(RED), RED) * 2 + b"GET"
+        b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+        % (len(RED), RED)
+        * 2
+        + b"GET"
     )
     two.shutdown(socket.SHUT_WR)
     assert to_the_end(two).count(b'"label":"red"') == 2
@@ -132,10 +149,14 @@ def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
     assert answer.json()["label"] == "red"
 
 
-def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(tmp_path: Path) -> None:
+def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(
+    tmp_path: Path,
+) -> None:
     with contextlib.ExitStack() as closing:
         patient = BOUNDS.replace("0.3", "1000")
-        bounded = closing.enter_context(daemon(tiny_bundle(tmp_path / "bundle").folder, before=patient))
+        bounded = closing.enter_context(
+            daemon(tiny_bundle(tmp_path / "bundle").folder, before=patient)
+        )
         idle = []
         for number in range(19):
             idle.append(closing.enter_context(connect(bounded)))
@@ -157,10 +178,14 @@ def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(tm
         assert bounded.classify(RED).json()["label"] == "red"
 
 
-def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(bounded: Daemon) -> None:
+def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(
+    bounded: Daemon,
+) -> None:
     paths = [b"/v2", b"/v2/health/live", b"/v2/health/ready"] * 3
     several = connect(bounded)
-    several.sendall(b"".join(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths))
+    several.sendall(
+        b"".join(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths)
+    )
     several.shutdown(socket.SHUT_WR)
     answers = to_the_end(several).split(b"HTTP/1.1 200 OK")[1:]
     assert [b'"live"' in each for each in answers] == [path.endswith(b"live") for path in paths]
@@ -178,11 +203,14 @@ def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(boun
         [infer(200) * 5] * 4,  # more than may wait, while the first are computed
     ],
 )
-def test_who_leaves_with_requests_unanswered_leaves_no_word_in_the_log(tmp_path: Path, requests: list[bytes]) -> None:
+def test_who_leaves_with_requests_unanswered_leaves_no_word_in_the_log(
+    tmp_path: Path, requests: list[bytes]
+) -> None:
     with daemon(tiny_bundle(tmp_path / "bundle").folder) as line:
         for _ in range(5):
             with connect(line) as leaving, contextlib.suppress(ConnectionError):
-                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets it at its end
+                # resets it at its end
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 for each in requests:
                     leaving.sendall(each)
                     time.sleep(0.02)  # so that the line has begun with it
@@ -193,7 +221,9 @@ def test_who_leaves_with_requests_unanswered_leaves_no_word_in_the_log(tmp_path:
     assert (code, log) == (0, "")
 
 
-def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_next(bounded: Daemon) -> None:
+def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_next(
+    bounded: Daemon,
+) -> None:
     with connect(bounded) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n12")
         until(client, b"}", 405)

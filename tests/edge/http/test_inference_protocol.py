@@ -1,4 +1,6 @@
-"""Open Inference Protocol (v2), as a client speaks it that nobody here wrote: tritonclient, over HTTP."""
+"""Open Inference Protocol (v2), as a client speaks it that nobody here wrote: tritonclient,
+over HTTP.
+"""
 
 import base64
 import gzip
@@ -55,16 +57,25 @@ def pictures(count: int) -> NDArray[np.uint8]:
 # ---------------------------------------------------------------- what is served
 
 
-def test_it_is_alive_and_ready_and_tells_what_it_serves(client: triton.InferenceServerClient) -> None:
+def test_it_is_alive_and_ready_and_tells_what_it_serves(
+    client: triton.InferenceServerClient,
+) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready(MODEL)
     assert client.is_model_ready(MODEL, "30")
     server = client.get_server_metadata()
-    assert (server["name"], server["extensions"]) == ("edge-node", ["binary_tensor_data", "classification"])
+    assert (server["name"], server["extensions"]) == (
+        "edge-node",
+        ["binary_tensor_data", "classification"],
+    )
     model = client.get_model_metadata(MODEL)
     assert model == client.get_model_metadata(MODEL, "30")
-    assert (model["name"], model["versions"], model["platform"]) == (MODEL, ["30"], "onnxruntime_onnx")
+    assert (model["name"], model["versions"], model["platform"]) == (
+        MODEL,
+        ["30"],
+        "onnxruntime_onnx",
+    )
     assert model["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, SIZE, SIZE, 3]}]
     assert model["outputs"] == [{"name": "probabilities", "datatype": "FP32", "shape": [-1, 3]}]
 
@@ -91,19 +102,27 @@ def test_tensors_in_binary_and_in_json_give_what_the_network_computes(
     answer = client.infer(MODEL, [tensor(images, binary=binary)], "30", wanted, request_id="part 7")
     assert answer.as_numpy("probabilities") == pytest.approx(tiny_probabilities(images), abs=1e-6)
     response = answer.get_response()
-    assert (response["model_name"], response["model_version"], response["id"]) == (MODEL, "30", "part 7")
+    assert (response["model_name"], response["model_version"], response["id"]) == (
+        MODEL,
+        "30",
+        "part 7",
+    )
     assert response["outputs"][0]["datatype"] == "FP32"
     assert ("data" in response["outputs"][0]) is not binary
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compressed_requests_are_the_same(client: triton.InferenceServerClient, compression: str) -> None:
+def test_compressed_requests_are_the_same(
+    client: triton.InferenceServerClient, compression: str
+) -> None:
     images = pictures(2)
     answer = client.infer(MODEL, [tensor(images)], request_compression_algorithm=compression)
     assert answer.as_numpy("probabilities") == pytest.approx(tiny_probabilities(images), abs=1e-6)
 
 
-def test_image_files_are_decoded_as_the_line_decodes_them(client: triton.InferenceServerClient) -> None:
+def test_image_files_are_decoded_as_the_line_decodes_them(
+    client: triton.InferenceServerClient,
+) -> None:
     large = io.BytesIO()
     Picture.fromarray(pictures(1)[0]).resize((70, 50)).save(large, "JPEG")
     contents = [RED, large.getvalue(), *[BLUE] * 8, GREEN]
@@ -124,17 +143,32 @@ def test_the_likeliest_classes_are_told_by_name(client: triton.InferenceServerCl
 def test_json_alone_is_enough_nested_and_with_files_as_base64(line: Daemon) -> None:
     images = pictures(2)
     answer = line.client.post(INFER, json={"inputs": [about(images, data=images.tolist())]})
-    assert answer.headers["x-model"] == answer.json()["parameters"]["model"] == line.client.get("/").json()["digest"]
-    assert answer.json()["outputs"][0]["data"] == pytest.approx(tiny_probabilities(images).ravel(), abs=1e-6)
-    file = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(RED).decode()]}
-    answer = line.client.post(INFER, json={"inputs": [file], "outputs": [{"name": "probabilities"}]})
+    assert (
+        answer.headers["x-model"]
+        == answer.json()["parameters"]["model"]
+        == line.client.get("/").json()["digest"]
+    )
+    assert answer.json()["outputs"][0]["data"] == pytest.approx(
+        tiny_probabilities(images).ravel(), abs=1e-6
+    )
+    file = {
+        "name": "image",
+        "datatype": "BYTES",
+        "shape": [1],
+        "data": [base64.b64encode(RED).decode()],
+    }
+    answer = line.client.post(
+        INFER, json={"inputs": [file], "outputs": [{"name": "probabilities"}]}
+    )
     assert np.argmax(answer.json()["outputs"][0]["data"]) == CLASSES.index("red")
 
 
 def test_nobody_else_hears_of_what_a_program_asks(line: Daemon) -> None:
     before = line.client.get("/metrics").text
     assert line.client.post(INFER, json={"inputs": [about(pictures(1))]}).status_code == 200
-    verdicts = [row for row in line.client.get("/metrics").text.splitlines() if "verdicts_total" in row]
+    verdicts = [
+        row for row in line.client.get("/metrics").text.splitlines() if "verdicts_total" in row
+    ]
     assert verdicts == [row for row in before.splitlines() if "verdicts_total" in row]
 
 
@@ -144,7 +178,12 @@ def test_nobody_else_hears_of_what_a_program_asks(line: Daemon) -> None:
 def about(images: NDArray[np.uint8], **changes: Any) -> dict[str, Any]:
     """An input in JSON, as it should be but for the changes."""
     shape = list(images.shape)
-    return {"name": "image", "datatype": "UINT8", "shape": shape, "data": images.ravel().tolist()} | changes
+    return {
+        "name": "image",
+        "datatype": "UINT8",
+        "shape": shape,
+        "data": images.ravel().tolist(),
+    } | changes
 
 
 ONE = np.zeros((1, SIZE, SIZE, 3), np.uint8)
@@ -200,7 +239,9 @@ MISFITS = {
 @pytest.mark.parametrize("what", MISFITS)
 def test_what_does_not_fit_is_refused_with_its_reason(line: Daemon, what: str) -> None:
     content = MISFITS[what]
-    answer = line.client.post(INFER, content=content if isinstance(content, bytes) else json.dumps(content))
+    answer = line.client.post(
+        INFER, content=content if isinstance(content, bytes) else json.dumps(content)
+    )
     assert (answer.status_code, set(answer.json())) == (400, {"error", "remedy"})
     assert answer.json()["error"].startswith("the inference request does not fit: ")
 
@@ -225,9 +266,13 @@ def test_what_does_not_fit_is_refused_with_its_reason(line: Daemon, what: str) -
 def test_binary_tensors_whose_lengths_lie_are_refused(
     line: Daemon, size: int, header: int, rest: int, given: dict[str, Any]
 ) -> None:
-    head = json.dumps({"inputs": [BINARY | given | {"parameters": {"binary_data_size": size}}]}).encode()
+    head = json.dumps(
+        {"inputs": [BINARY | given | {"parameters": {"binary_data_size": size}}]}
+    ).encode()
     headers = {"Inference-Header-Content-Length": str(len(head) + header)}
-    assert line.client.post(INFER, content=head + b"\xff" * rest, headers=headers).status_code == 400
+    assert (
+        line.client.post(INFER, content=head + b"\xff" * rest, headers=headers).status_code == 400
+    )
 
 
 MANY = {
@@ -248,7 +293,9 @@ def test_of_a_list_of_thousands_nothing_is_built(what: str, bundle: Bundle) -> N
 @pytest.mark.parametrize("length", ["-1", "x", "", "1e3", "9" * 5000])
 def test_a_length_of_the_header_that_is_no_number_is_refused(line: Daemon, length: str) -> None:
     headers = {"Inference-Header-Content-Length": length}
-    assert line.client.post(INFER, json={"inputs": [about(ONE)]}, headers=headers).status_code == 400
+    assert (
+        line.client.post(INFER, json={"inputs": [about(ONE)]}, headers=headers).status_code == 400
+    )
 
 
 def test_faults_of_http_have_their_own_status(line: Daemon) -> None:
@@ -263,7 +310,12 @@ def test_faults_of_http_have_their_own_status(line: Daemon) -> None:
     assert post("/classify", files={"image": RED}).status_code == 415
     assert post(INFER, content=bomb, headers=zipped).status_code == 413
     assert post(INFER, content=bytes(MAX_BYTES + 1)).status_code == 413
-    for broken in (body, gzip.compress(body)[:-9], gzip.compress(body) + b"more", zlib.compress(body, wbits=-15)):
+    for broken in (
+        body,
+        gzip.compress(body)[:-9],
+        gzip.compress(body) + b"more",
+        zlib.compress(body, wbits=-15),
+    ):
         assert post(INFER, content=broken, headers=zipped).status_code == 400
     no_image = {"inputs": [FILES | {"data": ["AAAA"]}]}
     assert post(INFER, json=no_image).status_code == 422
@@ -279,19 +331,32 @@ def test_every_output_of_the_model_can_be_had(tmp_path: Path) -> None:
     folder = tiny_bundle(tmp_path / "bundle", size=SIZE, extras=True).folder
     images = pictures(11)
     expected = load_model(folder).predictor.run(images, ("opinions", "features", "maps"))
-    with daemon(folder) as line, triton.InferenceServerClient(f"127.0.0.1:{line.url.port}") as client:
+    with (
+        daemon(folder) as line,
+        triton.InferenceServerClient(f"127.0.0.1:{line.url.port}") as client,
+    ):
         model = client.get_model_metadata("tiny")
         answer = client.infer("tiny", [tensor(images)])
         in_json = client.infer(
             "tiny",
             [tensor(images)],
-            outputs=[triton.InferRequestedOutput(name, binary_data=False) for name in ("maps", "opinions")],
+            outputs=[
+                triton.InferRequestedOutput(name, binary_data=False)
+                for name in ("maps", "opinions")
+            ],
         )
-    assert [each["name"] for each in model["outputs"]] == ["probabilities", "opinions", "features", "maps"]
+    assert [each["name"] for each in model["outputs"]] == [
+        "probabilities",
+        "opinions",
+        "features",
+        "maps",
+    ]
     assert [each["name"] for each in in_json.get_response()["outputs"]] == ["maps", "opinions"]
     for each in model["outputs"]:
         values = getattr(expected, each["name"])
-        assert all(said in (-1, there) for said, there in zip(each["shape"], values.shape, strict=True))
+        assert all(
+            said in (-1, there) for said, there in zip(each["shape"], values.shape, strict=True)
+        )
         assert np.array_equal(answer.as_numpy(each["name"]), values)
     for name in ("maps", "opinions"):
         assert in_json.as_numpy(name) == pytest.approx(getattr(expected, name))

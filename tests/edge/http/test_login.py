@@ -1,4 +1,6 @@
-"""Who may change something logs in; the session is a cookie that no other person or site has, can guess or use."""
+"""Who may change something logs in; the session is a cookie that no other person or site has,
+can guess or use.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -56,7 +58,9 @@ def visit(
         routes = [Route("/label", "POST", label, "login"), Route("/classify", "POST", label)]
         logins = Logins(accounts, clock=clock or Clock(), penalty=0)
         server = Router(routes, Access.of("127.0.0.1", [], token), logins)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url=url) as browser:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(server), base_url=url
+        ) as browser:
             await steps(browser)
 
     asyncio.run(run())
@@ -79,7 +83,9 @@ def test_what_needs_a_login_knows_who_has_logged_in_until_they_leave(accounts: A
 
 
 @pytest.mark.parametrize("given", [MIA | {"password": "wrong horse"}, MIA | {"name": "tom"}])
-def test_a_wrong_name_and_a_wrong_password_are_told_alike(accounts: Accounts, given: dict[str, str]) -> None:
+def test_a_wrong_name_and_a_wrong_password_are_told_alike(
+    accounts: Accounts, given: dict[str, str]
+) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
         answer = await browser.post("/login", json=given)
         assert (answer.status_code, answer.json()["error"]) == (403, "name or password is wrong")
@@ -92,11 +98,15 @@ def test_the_cookie_is_for_this_server_alone(accounts: Accounts) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
         secure = {"host": "line.localhost", "origin": "https://line.localhost"}
         cookies = [
-            (await browser.post("/login", json=MIA, headers=headers)).headers["set-cookie"] for headers in ({}, secure)
+            (await browser.post("/login", json=MIA, headers=headers)).headers["set-cookie"]
+            for headers in ({}, secure)
         ]
         for cookie in cookies:
             assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
-        assert [cookie.partition("=")[0] for cookie in cookies] == ["edge-node-8080", "edge-node-default"]
+        assert [cookie.partition("=")[0] for cookie in cookies] == [
+            "edge-node-8080",
+            "edge-node-default",
+        ]
         assert ["Secure" in cookie for cookie in cookies] == [False, True]
 
     visit(accounts, steps)
@@ -106,7 +116,8 @@ def test_another_site_can_neither_log_in_nor_use_a_session(accounts: Accounts) -
     async def steps(browser: httpx.AsyncClient) -> None:
         elsewhere = {"origin": "http://evil.example"}
         assert (await browser.post("/login", json=MIA, headers=elsewhere)).status_code == 403
-        assert (await browser.post("/login", data=MIA)).status_code == 415  # what a form of any site can send
+        # what a form of any site can send
+        assert (await browser.post("/login", data=MIA)).status_code == 415
         await browser.post("/login", json=MIA)
         assert (await browser.post("/label", headers=elsewhere)).status_code == 403
 
@@ -128,7 +139,9 @@ def test_a_session_ends_when_it_is_not_used_and_goes_on_while_it_is(accounts: Ac
 
 
 @pytest.mark.parametrize("change", ["removed", "new password"])
-def test_who_is_removed_or_has_a_new_password_has_no_session_any_more(accounts: Accounts, change: str) -> None:
+def test_who_is_removed_or_has_a_new_password_has_no_session_any_more(
+    accounts: Accounts, change: str
+) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
         await browser.post("/login", json=MIA)
         accounts.remove("mia") if change == "removed" else accounts.set("mia", "another horse")
@@ -139,7 +152,9 @@ def test_who_is_removed_or_has_a_new_password_has_no_session_any_more(accounts: 
 
 def test_a_crowd_that_guesses_is_turned_away(accounts: Accounts) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
-        guesses = [browser.post("/login", json=MIA | {"password": str(number)}) for number in range(8)]
+        guesses = [
+            browser.post("/login", json=MIA | {"password": str(number)}) for number in range(8)
+        ]
         answers = await asyncio.gather(*guesses)
         assert sorted(answer.status_code for answer in answers) == 4 * [403] + 4 * [503]
         assert (await browser.post("/login", json=MIA)).status_code == 200
@@ -147,7 +162,9 @@ def test_a_crowd_that_guesses_is_turned_away(accounts: Accounts) -> None:
     visit(accounts, steps)
 
 
-def test_a_login_does_not_need_the_token_of_programs_nor_stand_in_for_it(accounts: Accounts) -> None:
+def test_a_login_does_not_need_the_token_of_programs_nor_stand_in_for_it(
+    accounts: Accounts,
+) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
         assert (await browser.post("/login", json=MIA)).status_code == 200
         assert (await browser.post("/label")).status_code == 200
@@ -168,7 +185,9 @@ def test_a_damaged_file_is_named_and_lets_nobody_in(accounts: Accounts, content:
     visit(accounts, steps)
 
 
-@pytest.mark.parametrize("cookie", ['edge-node-8080="', "edge-node-8080=\xff", "=;=;", "edge-node-8080=" + 9000 * "x"])
+@pytest.mark.parametrize(
+    "cookie", ['edge-node-8080="', "edge-node-8080=\xff", "=;=;", "edge-node-8080=" + 9000 * "x"]
+)
 def test_a_cookie_that_is_none_of_ours_is_no_session(accounts: Accounts, cookie: str) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
         answer = await browser.post("/label", headers={"cookie": cookie.encode("latin-1")})  # type: ignore[dict-item]

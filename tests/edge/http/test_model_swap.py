@@ -64,19 +64,29 @@ def test_no_answer_mixes_two_models(bundles: dict[int, Path]) -> None:
     folders = ", ".join(f"Path({str(folder)!r})" for folder in bundles.values())
     before = "from pathlib import Path\n" + SWAPPING.replace("{folders}", f"[{folders}]")
     with daemon(bundles[1], before=before) as line, ThreadPoolExecutor(CLIENTS) as pool:
-        found = list(pool.map(lambda number: ask(line, Random(seed + number), digests), range(CLIENTS)))
+        found = list(
+            pool.map(lambda number: ask(line, Random(seed + number), digests), range(CLIENTS))
+        )
     answered = sum(found, Counter())
     assert answered.total() == CLIENTS * REQUESTS
-    assert min(answered[kind, round_] for kind in (tensors, jpegs, verdicts) for round_ in SHARPNESS) > 3, answered
+    assert (
+        min(answered[kind, round_] for kind in (tensors, jpegs, verdicts) for round_ in SHARPNESS)
+        > 3
+    ), answered
 
 
 def ask(line: Daemon, random: Random, digests: dict[str, int]) -> Counter:
     """Ask in several ways; how many answers each round's model gave to each."""
     found: Counter = Counter()
-    with httpx.Client(base_url=line.url) as client, triton.InferenceServerClient(f"127.0.0.1:{line.url.port}") as other:
+    with (
+        httpx.Client(base_url=line.url) as client,
+        triton.InferenceServerClient(f"127.0.0.1:{line.url.port}") as other,
+    ):
         for _ in range(REQUESTS):
             way = random.choice((tensors, jpegs, verdicts))
-            digest, bundle, images, probabilities = way(client, other, np.random.default_rng(random.getrandbits(32)))
+            digest, bundle, images, probabilities = way(
+                client, other, np.random.default_rng(random.getrandbits(32))
+            )
             round_ = digests[digest]
             assert bundle == f"tiny@{round_}"
             assert probabilities == pytest.approx(expected(images, round_), abs=1e-5)
@@ -93,7 +103,10 @@ def tensors(_client, other, random):
 def jpegs(_client, other, random):
     colours = random.integers(0, 256, (10, 3))
     images = np.broadcast_to(colours[:, None, None], (10, 16, 16, 3)).astype(np.uint8)
-    return told(other.infer("tiny", [files(*(tiny_bundle.png(tuple(each)) for each in colours.tolist()))]), images)
+    return told(
+        other.infer("tiny", [files(*(tiny_bundle.png(tuple(each)) for each in colours.tolist()))]),
+        images,
+    )
 
 
 def told(answer, images):
@@ -109,4 +122,9 @@ def verdicts(client, _other, random):
     verdict = answer.json()
     assert answer.headers["x-model"] == verdict["model"]
     images = np.broadcast_to(colour, (1, 16, 16, 3)).astype(np.uint8)
-    return verdict["model"], verdict["bundle"], images, np.array([list(verdict["probabilities"].values())])
+    return (
+        verdict["model"],
+        verdict["bundle"],
+        images,
+        np.array([list(verdict["probabilities"].values())]),
+    )

@@ -1,4 +1,6 @@
-"""/openapi.json is a valid document, and true: the paths are those that are served, the answers are as it says."""
+"""/openapi.json is a valid document, and true: the paths are those that are served,
+the answers are as it says.
+"""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +50,9 @@ def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
 
 
-def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: Path, tmp_path: Path) -> None:
+def test_its_paths_are_those_that_are_served(
+    document: dict[str, Any], bundle: Path, tmp_path: Path
+) -> None:
     recent = RecentInspections(NullConsumer())
     line = Pipeline(load_model(bundle), recent)
     line.close()
@@ -58,7 +62,9 @@ def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: P
     app = App(line, Metrics(), pages=pages, logins=Logins(Accounts(bundle.parent)))
     labels.close()
     served = {(route.template, route.method.lower()) for route in app.routes}
-    assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
+    assert {
+        (path, method) for path, methods in document["paths"].items() for method in methods
+    } == served
 
 
 @pytest.mark.parametrize(
@@ -89,16 +95,21 @@ def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: P
     ],
 )
 def test_answers_are_as_it_says(
-    line: Daemon, document: dict[str, Any], path: str, method: str, status: int, options: dict[str, Any]
+    line: Daemon,
+    document: dict[str, Any],
+    path: str,
+    method: str,
+    status: int,
+    options: dict[str, Any],
 ) -> None:
     answer = line.client.request(method, path.format(name="tiny", version="1", id="0"), **options)
     assert answer.status_code == status
     said = document["paths"][path][method]["responses"][str(status)]
     schema = said["content"][answer.headers["content-type"]]["schema"]
     OAS31Validator(schema | {"components": document["components"]}).validate(answer.json())
-    assert {name.lower() for name in said.get("headers", {})} - {"inference-header-content-length"} <= set(
-        answer.headers
-    )
+    assert {name.lower() for name in said.get("headers", {})} - {
+        "inference-header-content-length"
+    } <= set(answer.headers)
 
 
 def test_requests_that_are_made_here_are_as_it_says(document: dict[str, Any]) -> None:

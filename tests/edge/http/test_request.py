@@ -1,4 +1,6 @@
-"""The limits of HTTP: what is too large, too slow, too much, too late or no HTTP is refused, and says so."""
+"""The limits of HTTP: what is too large, too slow, too much, too late or no HTTP is refused,
+and says so.
+"""
 
 import asyncio
 import base64
@@ -70,7 +72,9 @@ def test_an_image_that_does_not_arrive_in_time_is_refused(bundle, monkeypatch):
         yield RED[:10]
         await asyncio.Event().wait()
 
-    assert run(bundle, lambda found, _: found.post("/classify", content=stalled())).status_code == 408
+    assert (
+        run(bundle, lambda found, _: found.post("/classify", content=stalled())).status_code == 408
+    )
 
 
 def test_a_draining_line_takes_no_image_and_is_not_ready(bundle):
@@ -89,10 +93,18 @@ def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
     async def many(found: httpx.AsyncClient, line: Pipeline) -> list[int]:
         busy = threading.Event()
         line._worker.submit(busy.wait)
-        requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(intake.MAX_WAITING + 1)]
-        refused, waiting = await asyncio.wait(requests, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        requests = [
+            asyncio.ensure_future(found.post("/classify", content=RED))
+            for _ in range(intake.MAX_WAITING + 1)
+        ]
+        refused, waiting = await asyncio.wait(
+            requests, timeout=60, return_when=asyncio.FIRST_COMPLETED
+        )
         busy.set()
-        return [*(r.result().status_code for r in refused), *[(await w).status_code for w in waiting]]
+        return [
+            *(r.result().status_code for r in refused),
+            *[(await w).status_code for w in waiting],
+        ]
 
     assert run(bundle, many) == [503] + [200] * intake.MAX_WAITING
 
@@ -100,11 +112,18 @@ def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
 # ---------------------------------------------------------------- programs that ask for much
 
 MANY = 200  # images
-FILES = {"name": "image", "datatype": "BYTES", "shape": [MANY], "data": [base64.b64encode(RED).decode()] * MANY}
+FILES = {
+    "name": "image",
+    "datatype": "BYTES",
+    "shape": [MANY],
+    "data": [base64.b64encode(RED).decode()] * MANY,
+}
 
 
 def asked(bundle: Path, change: Callable[[Pipeline, asyncio.Event], None]) -> tuple[int, int]:
-    """The status of an answer about many images, and how many batches are computed, if this happens at the second."""
+    """The status of an answer about many images, and how many batches are computed,
+    if this happens at the second.
+    """
 
     async def answer(line: Pipeline) -> tuple[int, int]:
         batches, gone, infer = 0, asyncio.Event(), line.infer
@@ -128,10 +147,14 @@ def asked(bundle: Path, change: Callable[[Pipeline, asyncio.Event], None]) -> tu
 
         line.infer = counted  # type: ignore[method-assign]
         path = "/v2/models/tiny/infer"
-        await App(line, Metrics())({"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send)
+        await App(line, Metrics())(
+            {"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send
+        )
         return answers[0]["status"], batches
 
-    with contextlib.closing(Pipeline(Model(Predictor(read_bundle(bundle))), NullConsumer())) as line:
+    with contextlib.closing(
+        Pipeline(Model(Predictor(read_bundle(bundle))), NullConsumer())
+    ) as line:
         return asyncio.run(answer(line))
 
 
@@ -145,14 +168,23 @@ def test_a_line_that_shuts_down_ends_a_long_answer_at_the_next_batch(bundle):
     assert asked(bundle, lambda line, _: setattr(line, "draining", True)) == (503, 2)
 
 
-def test_a_large_body_is_read_where_nobody_waits_for_it_even_if_its_json_is_short(bundle, monkeypatch):
+def test_a_large_body_is_read_where_nobody_waits_for_it_even_if_its_json_is_short(
+    bundle, monkeypatch
+):
     threads, parse = [], inference_protocol.parse
     monkeypatch.setattr(
-        inference_protocol, "parse", lambda *given: (threads.append(threading.current_thread()), parse(*given))[1]
+        inference_protocol,
+        "parse",
+        lambda *given: (threads.append(threading.current_thread()), parse(*given))[1],
     )
     head = json.dumps({"inputs": [FILES | {"data": []}]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    run(bundle, lambda found, _: found.post("/v2/models/tiny/infer", content=head + bytes(2 << 20), headers=headers))
+    run(
+        bundle,
+        lambda found, _: found.post(
+            "/v2/models/tiny/infer", content=head + bytes(2 << 20), headers=headers
+        ),
+    )
     assert threads[0] is not threading.main_thread()
 
 
@@ -165,7 +197,9 @@ def test_clients_that_announce_a_body_and_send_none_keep_nobody_out(bundle):
             await ending.wait()
             yield b""
 
-        silent = [asyncio.create_task(found.post("/classify", content=nothing())) for _ in range(24)]
+        silent = [
+            asyncio.create_task(found.post("/classify", content=nothing())) for _ in range(24)
+        ]
         for _ in silent:
             await begun.acquire()
         answer = await found.post("/classify", content=RED)

@@ -33,14 +33,18 @@ def ask(method: str, path: str) -> tuple[httpx.Response, list[tuple[str, int]]]:
             Route("/broken", "GET", broken),
         ]
         app = Router(routes, observe=lambda path, status, _: observed.append((path, status)))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        ) as client:
             return await client.request(method, path)
 
     return asyncio.run(run()), observed
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_a_path_may_have_several_methods_and_gives_its_handler_what_stands_in_it(method: str) -> None:
+def test_a_path_may_have_several_methods_and_gives_its_handler_what_stands_in_it(
+    method: str,
+) -> None:
     answer, observed = ask(method, "/parts/7")
     assert answer.json() == [method, {"id": "7"}]
     assert observed == [("/parts/{id}", 200)]

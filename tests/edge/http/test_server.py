@@ -1,4 +1,6 @@
-"""The server: it says when it answers, leaves signals to the daemon, and ends when it is told to."""
+"""The server: it says when it answers, leaves signals to the daemon,
+and ends when it is told to.
+"""
 
 import asyncio
 import signal
@@ -10,7 +12,9 @@ from edge.http.server import Server
 
 def test_it_answers_once_it_has_said_so_and_leaves_signals_alone() -> None:
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+        )
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def run() -> bytes:

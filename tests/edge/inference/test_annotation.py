@@ -1,4 +1,6 @@
-"""Annotated pictures show the region, the tiles, the verdict and, for each encoder, where it looked."""
+"""Annotated pictures show the region, the tiles, the verdict and, for each encoder,
+where it looked.
+"""
 
 import asyncio
 import contextlib
@@ -30,7 +32,9 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load_model(tiny_bundle(tmp_path_factory.mktemp("annotate") / "bundle", extras=True).folder)
+    return load_model(
+        tiny_bundle(tmp_path_factory.mktemp("annotate") / "bundle", extras=True).folder
+    )
 
 
 def seen(model: Model, pixels: np.ndarray, **view: object) -> Inspection:
@@ -53,24 +57,32 @@ def has(picture: Image.Image, color: tuple[int, int, int], least: int = 1) -> bo
 
 @pytest.mark.parametrize(("encoder", "left"), [(0, True), (1, False)], ids=["received", "own"])
 def test_heat_lies_where_an_encoder_sees_the_class_and_nowhere_else(model, encoder, left):
-    """Of the tiny model the received encoder sees the left half of an image, its own the right half."""
+    """Of the tiny model the received encoder sees the left half of an image,
+    its own the right half.
+    """
     frame = plain(160, 160, BLUE)
     frame[:40] = RED
     maps = model.predictor.run_one_by_one(seen(model, frame).tiled.pixels, ("maps",)).maps
     found = class_heat(maps, 0, [Box(0, 0, 160, 160)], 1.0, (160, 160))[encoder]
-    mine, other = (np.s_[:10, :60], np.s_[:10, 100:]) if left else (np.s_[:10, 100:], np.s_[:10, :60])
+    mine, other = (
+        (np.s_[:10, :60], np.s_[:10, 100:]) if left else (np.s_[:10, 100:], np.s_[:10, :60])
+    )
     assert found[mine].min() > 0.9 * found.max() > 0
     assert found[other].max() == 0
     assert found[70:].max() == 0
 
 
 def test_what_a_place_adds_to_all_classes_alike_is_no_heat():
-    same = np.random.default_rng(1).normal(size=(1, 2, 1, 4, 4)).astype(np.float32).repeat(3, axis=2)
+    same = (
+        np.random.default_rng(1).normal(size=(1, 2, 1, 4, 4)).astype(np.float32).repeat(3, axis=2)
+    )
     assert class_heat(same, 1, [Box(0, 0, 8, 8)], 1.0, (8, 8)).max() < 1e-6
 
 
 @given(st.integers(1, 5), st.integers(1, 90), st.integers(1, 90), st.floats(0.05, 4))
-def test_equal_heat_in_all_tiles_is_equal_heat_all_over_however_they_overlap(count, width, height, scale):
+def test_equal_heat_in_all_tiles_is_equal_heat_all_over_however_they_overlap(
+    count, width, height, scale
+):
     maps = np.zeros((count, 2, 3, 2, 2), np.float32)
     maps[:, :, 2] = 1.5
     boxes = [Box(each * width // 2, 0, width, height) for each in range(count)]
@@ -81,7 +93,11 @@ def test_equal_heat_in_all_tiles_is_equal_heat_all_over_however_they_overlap(cou
 
 
 def test_the_colours_grow_brighter_evenly():
-    shades = heat_colors(np.linspace(0, 1, 256, dtype=np.float32)).astype(float) @ (0.2126, 0.7152, 0.0722)
+    shades = heat_colors(np.linspace(0, 1, 256, dtype=np.float32)).astype(float) @ (
+        0.2126,
+        0.7152,
+        0.0722,
+    )
     assert (np.diff(shades) >= -0.5).all()
     assert shades[-1] > shades[0] + 150
 
@@ -148,7 +164,9 @@ def test_pictures_are_neither_too_small_to_read_nor_too_large_to_send(model, siz
 def test_more_is_said_of_a_verdict_in_doubt(model):
     found = seen(model, plain(100, 100, RED))
     doubts = ("confidence below the threshold of its class", "a very long reason " * 50)
-    doubted = found._replace(verdict=_changed(found, doubts=doubts, disagreement=0.5, image="x\n\x1b[31m" * 80))
+    doubted = found._replace(
+        verdict=_changed(found, doubts=doubts, disagreement=0.5, image="x\n\x1b[31m" * 80)
+    )
     plain_, more = annotate(found), annotate(doubted)
     assert more.width == plain_.width
     assert more.height > plain_.height + 40
@@ -156,7 +174,10 @@ def test_more_is_said_of_a_verdict_in_doubt(model):
 
 def test_a_class_that_this_plant_never_taught_has_a_line_of_its_own(model):
     found = seen(model, plain(100, 100, RED))
-    assert annotate(found._replace(verdict=_changed(found, taught=False))).height > annotate(found).height
+    assert (
+        annotate(found._replace(verdict=_changed(found, taught=False))).height
+        > annotate(found).height
+    )
 
 
 def test_over_http_the_answer_is_the_picture_when_it_is_asked_for(model):
@@ -164,11 +185,18 @@ def test_over_http_the_answer_is_the_picture_when_it_is_asked_for(model):
         with contextlib.closing(Pipeline(model, NullConsumer())) as line:
             transport = httpx.ASGITransport(App(line, Metrics()))
             async with httpx.AsyncClient(transport=transport, base_url="http://line") as client:
-                return [await client.post(f"/classify{query}", content=RED_FILE) for query in queries]
+                return [
+                    await client.post(f"/classify{query}", content=RED_FILE) for query in queries
+                ]
 
     plain_, hot, wrong = asyncio.run(ask("?annotate=1", "?annotate=heat", "?annotate=yes"))
-    assert (plain_.headers["content-type"], plain_.headers["x-model"]) == ("image/jpeg", model.digest)
-    assert Image.open(io.BytesIO(hot.content)).width > 2 * Image.open(io.BytesIO(plain_.content)).width
+    assert (plain_.headers["content-type"], plain_.headers["x-model"]) == (
+        "image/jpeg",
+        model.digest,
+    )
+    assert (
+        Image.open(io.BytesIO(hot.content)).width > 2 * Image.open(io.BytesIO(plain_.content)).width
+    )
     assert wrong.status_code == 400
 
 

@@ -46,7 +46,14 @@ def tree(tmp_path) -> Path:
 NAMES = ["2.png", "10.png", "press/a.png", "press/bad.png", "press/deep/b.PNG"]
 
 
-def run(model: Model, tree: Path, out: Path | None, pictures: Path | None = None, *, as_json: bool = False) -> bool:
+def run(
+    model: Model,
+    tree: Path,
+    out: Path | None,
+    pictures: Path | None = None,
+    *,
+    as_json: bool = False,
+) -> bool:
     results = batch.ResultFile(out, model) if out else None
     return classify_and_print(
         model, batch.find_images([tree]), None, None, results, pictures, heat=True, as_json=as_json
@@ -71,7 +78,9 @@ def test_a_folder_means_all_images_in_it_and_below_in_the_order_in_which_people_
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_results_hold_every_image_and_say_which_could_not_be_read(model, tree, tmp_path, suffix, capsys):
+def test_results_hold_every_image_and_say_which_could_not_be_read(
+    model, tree, tmp_path, suffix, capsys
+):
     out = tmp_path / f"results{suffix}"
     assert not run(model, tree, out)
     assert [row["image"] for row in rows(out)] == [str(tree / name) for name in NAMES]
@@ -83,16 +92,22 @@ def test_results_hold_every_image_and_say_which_could_not_be_read(model, tree, t
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_an_interrupted_batch_goes_on_where_it_was_and_tries_unread_images_again(model, tree, tmp_path, suffix, capsys):
+def test_an_interrupted_batch_goes_on_where_it_was_and_tries_unread_images_again(
+    model, tree, tmp_path, suffix, capsys
+):
     out = tmp_path / f"results{suffix}"
     run(model, tree, out)
     whole = out.read_bytes()
     lines = whole.splitlines(keepends=True)
     first = 1 if suffix == ".jsonl" else 2
-    out.write_bytes(b"".join(lines[: first + 1]) + lines[first + 1][:20])  # killed while it wrote the third
+    # killed while it wrote the third
+    out.write_bytes(b"".join(lines[: first + 1]) + lines[first + 1][:20])
     capsys.readouterr()
     run(model, tree, out)
-    assert capsys.readouterr().out == "2 were classified before; 2 classified: 1 blue, 1 red; 1 could not be read\n"
+    assert (
+        capsys.readouterr().out
+        == "2 were classified before; 2 classified: 1 blue, 1 red; 1 could not be read\n"
+    )
     assert [row["image"] for row in rows(out)] == [str(tree / name) for name in NAMES]
     (tree / "press/bad.png").write_bytes(GREEN)
     assert run(model, tree, out)
@@ -143,7 +158,11 @@ def test_an_interrupted_batch_is_compared_as_a_whole_with_the_class_that_means_n
         classify_and_print(model, some, view, None, results, None, heat=False, as_json=True)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["type"] == "Performance"
-    assert found["confusion"] == {"red": {"red": 3, "green": 1}, "green": {"green": 4}, "blue": {"blue": 1}}
+    assert found["confusion"] == {
+        "red": {"red": 3, "green": 1},
+        "green": {"green": 4},
+        "blue": {"blue": 1},
+    }
     assert (found["missed"]["count"], found["missed"]["images"]) == (1, 5)
     assert (found["false_rejects"]["count"], found["false_rejects"]["images"]) == (0, 4)
     assert found["in_doubt"]["share"] == 1
@@ -152,7 +171,9 @@ def test_an_interrupted_batch_is_compared_as_a_whole_with_the_class_that_means_n
 def test_the_accuracy_on_the_plants_own_classes_stands_apart(tmp_path, labelled, capsys):
     taught = load_model(tiny_bundle(tmp_path / "taught", trained={"green": 9, "blue": 9}).folder)
     run(taught, labelled, None)
-    assert capsys.readouterr().out.endswith("accuracy on the plant's own classes 100.0% (57 to 100; 5 of 5)\n")
+    assert capsys.readouterr().out.endswith(
+        "accuracy on the plant's own classes 100.0% (57 to 100; 5 of 5)\n"
+    )
 
 
 def test_who_judges_a_model_by_images_that_trained_it_is_told_so(model, tmp_path, labelled, capsys):
@@ -168,7 +189,10 @@ def test_folders_of_no_class_are_named_if_others_are_of_one(model, labelled, tre
     (labelled / "purple/0.png").write_bytes(RED)
     run(model, labelled, None)
     said = capsys.readouterr()
-    assert "not evaluated: purple are folders of no class of the model, which are red, green, blue" in said.err
+    assert (
+        "not evaluated: purple are folders of no class of the model, which are red, green, blue"
+        in said.err
+    )
     assert "accuracy" not in said.out
     run(model, tree, None)
     said = capsys.readouterr()
@@ -180,26 +204,38 @@ def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
     out = tmp_path / "results.csv"
     run(model, tree, out)
     other = load_model(tiny_bundle(tmp_path / "other", round_=2).folder)
-    with pytest.raises(UsageError, match=f"holds results of another model .*{model.digest}, not {other.digest}"):
+    with pytest.raises(
+        UsageError, match=f"holds results of another model .*{model.digest}, not {other.digest}"
+    ):
         run(other, tree, out)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_results_of_another_view_or_prior_are_not_mixed_in(model, tree, tmp_path, suffix):
-    out, strict, prior = tmp_path / f"results{suffix}", View(threshold=0.99), Prior(classes={"red": 2, "blue": 3})
+    out, strict, prior = (
+        tmp_path / f"results{suffix}",
+        View(threshold=0.99),
+        Prior(classes={"red": 2, "blue": 3}),
+    )
     images = batch.find_images([tree])
     results = batch.ResultFile(out, model, strict, prior)
     classify_and_print(model, images[:2], strict, prior, results, None, heat=False, as_json=False)
     for other in ((None, prior), (strict, None)):
         with pytest.raises(UsageError, match="made with another view or prior"):
             batch.ResultFile(out, model, *other)
-    results = batch.ResultFile(out, model, View(threshold=0.99), Prior(classes={"blue": 3, "red": 2}))
+    results = batch.ResultFile(
+        out, model, View(threshold=0.99), Prior(classes={"blue": 3, "red": 2})
+    )
     classify_and_print(model, images, strict, prior, results, None, heat=False, as_json=False)
     assert len(rows(out)) == len(NAMES)
 
 
 def test_a_file_that_holds_something_else_is_left_as_it_is(model, tmp_path):
-    for name, content in {"a.jsonl": b"[1]\n{", "b.csv": b"a;b\n1;2\nx", "c.csv": b"image,model\nx"}.items():
+    for name, content in {
+        "a.jsonl": b"[1]\n{",
+        "b.csv": b"a;b\n1;2\nx",
+        "c.csv": b"image,model\nx",
+    }.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError, match="holds something other than results"):
             batch.ResultFile(tmp_path / name, model)
@@ -234,12 +270,22 @@ def test_pictures_of_an_earlier_run_are_no_images_under_any_name(model, tree, tm
     first, *_ = pictures = sorted((tree / "seen").iterdir())
     first.rename(renamed := tree / "seen" / "0.jpg")
     assert [str(each.path.relative_to(tree)) for each in batch.find_images([tree])] == NAMES
-    assert caplog.messages == [f"{len(pictures)} annotated picture(s) are left out, the first is {renamed}"]
-    assert [each.path for each in batch.find_images([renamed])] == [renamed]  # somebody asks for just this one
+    assert caplog.messages == [
+        f"{len(pictures)} annotated picture(s) are left out, the first is {renamed}"
+    ]
+    # somebody asks for just this one
+    assert [each.path for each in batch.find_images([renamed])] == [renamed]
 
 
 def test_no_two_images_share_a_picture_and_long_names_are_shortened(tmp_path):
-    names = ["a/b.png", "a_b.png", "x/1.png", "../x/1.png", "/x/1.png", *(f"{'ä' * 300}/{each}.png" for each in "yz")]
+    names = [
+        "a/b.png",
+        "a_b.png",
+        "x/1.png",
+        "../x/1.png",
+        "/x/1.png",
+        *(f"{'ä' * 300}/{each}.png" for each in "yz"),
+    ]
     for name in names:
         batch.annotated_path(name, tmp_path).touch()
     assert len(list(tmp_path.iterdir())) == len(names)
@@ -248,4 +294,10 @@ def test_no_two_images_share_a_picture_and_long_names_are_shortened(tmp_path):
 def test_for_machines_each_outcome_is_a_line_also_beside_results(model, tree, tmp_path, capsys):
     run(model, tree, tmp_path / "results.csv", as_json=True)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [outcome["type"] for outcome in found] == ["Verdict", "Verdict", "Verdict", "Failure", "Verdict"]
+    assert [outcome["type"] for outcome in found] == [
+        "Verdict",
+        "Verdict",
+        "Verdict",
+        "Failure",
+        "Verdict",
+    ]

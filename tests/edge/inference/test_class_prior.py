@@ -22,7 +22,9 @@ from edge.registry.pre_rollout_checks import Sample
 from tests.support.tiny_bundle import tiny_bundle
 
 CLASSES = ("red", "green", "blue")
-AMOUNTS = arrays(np.float64, (3, 4), elements=st.floats(0, 1)).filter(lambda rows: (rows.sum(1) > 0).all())
+AMOUNTS = arrays(np.float64, (3, 4), elements=st.floats(0, 1)).filter(
+    lambda rows: (rows.sum(1) > 0).all()
+)
 ROWS = AMOUNTS.map(lambda rows: np.float32(rows / rows.sum(1, keepdims=True)))
 WEIGHTS = arrays(np.float64, 4, elements=st.floats(1e-6, 1e6))
 
@@ -36,7 +38,8 @@ def test_probabilities_are_multiplied_and_divided_by_their_sum():
 
 
 def test_where_all_weights_are_1_the_graphs_own_probabilities_come_back_untouched():
-    rows = np.float32([[0.1, 0.2, 0.7000001]])  # no sum of exactly 1, which dividing by it would change
+    # no sum of exactly 1, which dividing by it would change
+    rows = np.float32([[0.1, 0.2, 0.7000001]])
     assert reweight(rows, np.ones(3)) is rows
 
 
@@ -59,7 +62,9 @@ def test_the_smallest_and_largest_numbers_stay_finite():
 
 
 @given(ROWS, WEIGHTS, st.integers(0, 3), st.floats(1, 100))
-def test_more_weight_for_a_class_never_makes_it_less_likely_nor_another_more(rows, weights, label, factor):
+def test_more_weight_for_a_class_never_makes_it_less_likely_nor_another_more(
+    rows, weights, label, factor
+):
     heavier = weights.copy()
     heavier[label] *= factor
     change = reweight(rows, heavier).astype(np.float64) - reweight(rows, weights)
@@ -78,7 +83,11 @@ def test_a_class_that_this_plant_never_taught_has_their_common_weight_unless_it_
 
 def test_a_bundle_that_does_not_say_what_trained_it_has_no_class_that_was_never_taught():
     assert Prior(untaught=0.1).weights(CLASSES, {}).tolist() == [1, 1, 1]
-    assert [is_taught("red", trained) for trained in ({}, {"red": 2}, {"blue": 2})] == [True, True, False]
+    assert [is_taught("red", trained) for trained in ({}, {"red": 2}, {"blue": 2})] == [
+        True,
+        True,
+        False,
+    ]
 
 
 # ---------------------------------------------------------------- settings
@@ -86,7 +95,8 @@ def test_a_bundle_that_does_not_say_what_trained_it_has_no_class_that_was_never_
 
 def test_the_table_of_a_lines_file_sets_it(tmp_path: Path):
     (tmp_path / "line.toml").write_text(
-        'port = 0\n[view]\ntile = 8\n[prior]\nuntaught = 0.05\n[prior.classes]\nred = 3\n[[sinks]]\nkind = "unread"\n'
+        "port = 0\n[view]\ntile = 8\n[prior]\nuntaught = 0.05\n[prior.classes]\nred = "
+        '3\n[[sinks]]\nkind = "unread"\n'
     )
     found = load_verdict_settings(tmp_path / "line.toml")
     assert (found.prior, found.view) == (Prior(untaught=0.05, classes={"red": 3}), View(tile=8))
@@ -105,7 +115,9 @@ def test_a_weight_that_is_none_is_refused(weight: str):
         Prior().override({"red": weight})
 
 
-@pytest.mark.parametrize("table", [{"untaught": 0}, {"untaught": 1.5}, {"classes": {"red": 0.0}}, {"others": 1}, [1]])
+@pytest.mark.parametrize(
+    "table", [{"untaught": 0}, {"untaught": 1.5}, {"classes": {"red": 0.0}}, {"others": 1}, [1]]
+)
 def test_a_table_that_does_not_fit_is_named_with_its_key(table: object):
     with pytest.raises(UsageError, match=r"line.toml: .*prior"):
         parse({"prior": table}, Path("line.toml"))
@@ -113,7 +125,9 @@ def test_a_table_that_does_not_fit_is_named_with_its_key(table: object):
 
 def test_a_class_that_the_model_does_not_have_is_named_with_the_one_that_may_be_meant():
     Prior(classes={"red": 2}).check_classes(CLASSES)
-    with pytest.raises(UsageError, match="'gren', none of the model's classes red, green, blue") as caught:
+    with pytest.raises(
+        UsageError, match="'gren', none of the model's classes red, green, blue"
+    ) as caught:
         Prior(classes={"red": 2, "gren": 2}).check_classes(CLASSES)
     assert "did you mean 'green'?" in caught.value.remedy
 
@@ -134,7 +148,9 @@ def models(tmp_path_factory) -> Mapping[str, Model]:
     }
 
 
-def inspect(model: Model, pixels: np.ndarray, prior: Prior | None = None, view: View | None = None) -> Inspection:
+def inspect(
+    model: Model, pixels: np.ndarray, prior: Prior | None = None, view: View | None = None
+) -> Inspection:
     with contextlib.closing(Pipeline(model, NullConsumer(), view, prior=prior)) as line:
         found = line.inspect_sync(Frame("part", pixels))
     assert isinstance(found, Inspection)
@@ -150,7 +166,9 @@ def test_a_verdict_is_reached_under_the_prior_and_its_probabilities_are_those(mo
     assert (found.label, found.taught) == ("red", True)
     assert found.confidence == found.probabilities["red"] == max(found.probabilities.values())
     assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-6)
-    assert found.probabilities["green"] / found.probabilities["red"] == pytest.approx(3.24 * 0.2, rel=0.01)
+    assert found.probabilities["green"] / found.probabilities["red"] == pytest.approx(
+        3.24 * 0.2, rel=0.01
+    )
     even = verdict(models["new"], GREENISH, Prior(untaught=1))
     assert (even.label, even.taught) == ("green", False)
     assert even.probabilities == verdict(models["old"], GREENISH).probabilities

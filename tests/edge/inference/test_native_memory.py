@@ -14,11 +14,13 @@ if sys.argv[1] == "shared":
     native_memory.share_heap()
 
 def work():
-    held = [os.urandom(100_000) for _ in range(400)]  # 40 MB in blocks that are too small to be mapped
+    held = [os.urandom(100_000) for _ in range(400)]  # 40 MB in blocks that are too small to be \
+mapped
     kept.append(held.pop())  # which keeps the heap from shrinking
 
 kept = []
-for _ in range(4):  # one ends, the others wait: a thread that ends would leave its heap to the next one
+for _ in range(4):  # one ends, the others wait: a thread that ends would leave its heap to the \
+next one
     done, stay = threading.Event(), threading.Event()
     threading.Thread(target=lambda: (work(), done.set(), stay.wait()), daemon=True).start()
     done.wait()
@@ -38,5 +40,7 @@ def test_threads_that_share_a_heap_take_what_another_has_freed() -> None:
 
 def count_heaps(how: str) -> int:
     """As the C library lists them."""
-    told = subprocess.run([sys.executable, "-c", IN_TURN, how], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", IN_TURN, how], capture_output=True, text=True, check=True
+    ).stdout
     return told.count("<heap nr=")

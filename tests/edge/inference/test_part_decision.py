@@ -1,4 +1,6 @@
-"""From frame to verdict: tiles cover the region of interest, and what they show makes one verdict a part."""
+"""From frame to verdict: tiles cover the region of interest,
+and what they show makes one verdict a part.
+"""
 
 import contextlib
 import io
@@ -21,13 +23,17 @@ from edge.inference.served_model import load_model
 from edge.inference.tiling import View, cut_tiles, region_of_interest, tile_boxes
 from tests.support.tiny_bundle import tiny_bundle
 
-areas = st.builds(Box, st.integers(0, 50), st.integers(0, 50), st.integers(1, 300), st.integers(1, 300))
+areas = st.builds(
+    Box, st.integers(0, 50), st.integers(0, 50), st.integers(1, 300), st.integers(1, 300)
+)
 views = st.builds(View, tile=st.integers(0, 120), overlap=st.floats(0, 0.9))
 
 
 def photo(width: int, height: int, seed: int = 0) -> Photo:
     """A frame of noise."""
-    return Photo.from_array(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+    return Photo.from_array(
+        np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    )
 
 
 # ---------------------------------------------------------------- tiles
@@ -42,7 +48,10 @@ def test_tiles_see_every_pixel_of_the_region_and_none_outside_and_are_of_one_siz
         return
     seen = np.zeros((area.height, area.width), bool)
     for left, top, width, height in found:
-        assert (width, height) == (min(view.tile or area.width, area.width), min(view.tile or area.height, area.height))
+        assert (width, height) == (
+            min(view.tile or area.width, area.width),
+            min(view.tile or area.height, area.height),
+        )
         assert left >= area.left
         assert left + width <= area.left + area.width
         assert top >= area.top
@@ -71,21 +80,31 @@ def test_moving_the_region_moves_its_tiles(area, view, right, down):
     moved = there(area._replace(left=area.left + right, top=area.top + down))
     found = there(area)
     assert moved == (
-        found if isinstance(found, str) else {box._replace(left=box.left + right, top=box.top + down) for box in found}
+        found
+        if isinstance(found, str)
+        else {box._replace(left=box.left + right, top=box.top + down) for box in found}
     )
 
 
 @given(
-    st.integers(1, 70), st.integers(1, 50), st.sampled_from([0, *range(5, 40)]), st.integers(1, 24), st.integers(0, 9)
+    st.integers(1, 70),
+    st.integers(1, 50),
+    st.sampled_from([0, *range(5, 40)]),
+    st.integers(1, 24),
+    st.integers(0, 9),
 )
-def test_a_tile_is_what_photo_fit_makes_of_that_part_of_the_frame_alone(width, height, tile, size, seed):
+def test_a_tile_is_what_photo_fit_makes_of_that_part_of_the_frame_alone(
+    width, height, tile, size, seed
+):
     frame = photo(width, height, seed)
     found = cut_tiles(frame, View(tile=tile), size)
     assert found.pixels.shape == (len(found.boxes), size, size, 3)
     assert found.pixels.dtype == np.uint8
     everything = np.asarray(frame.image)
     for pixels, (left, top, wide, high) in zip(found.pixels, found.boxes, strict=True):
-        alone = Photo.from_array(np.ascontiguousarray(everything[top : top + high, left : left + wide]))
+        alone = Photo.from_array(
+            np.ascontiguousarray(everything[top : top + high, left : left + wide])
+        )
         assert np.array_equal(pixels, alone.resize(size))
 
 
@@ -102,12 +121,19 @@ def test_a_region_without_tiles_is_one_tile_and_one_smaller_than_a_tile_too():
     assert cut_tiles(frame, View(), 8).boxes == (Box(0, 0, 60, 40),)
     assert cut_tiles(frame, View(roi=(10, 5, 30, 20)), 8).boxes == (Box(10, 5, 30, 20),)
     assert cut_tiles(frame, View(roi=(10, 5, 30, 20), tile=200), 8).boxes == (Box(10, 5, 30, 20),)
-    assert cut_tiles(frame, View(tile=40, overlap=0), 8).boxes == (Box(0, 0, 40, 40), Box(20, 0, 40, 40))
+    assert cut_tiles(frame, View(tile=40, overlap=0), 8).boxes == (
+        Box(0, 0, 40, 40),
+        Box(20, 0, 40, 40),
+    )
 
 
-@pytest.mark.parametrize("roi", [(0, 0, 61, 40), (0, 1, 60, 40), (-1, 0, 5, 5), (0, 0, 0, 5), (60, 0, 1, 1)])
+@pytest.mark.parametrize(
+    "roi", [(0, 0, 61, 40), (0, 1, 60, 40), (-1, 0, 5, 5), (0, 0, 0, 5), (60, 0, 1, 1)]
+)
 def test_a_region_that_does_not_lie_in_the_frame_is_refused_and_both_are_named(roi):
-    with pytest.raises(ImageError, match="part-7 has 60 x 40 pixels, where the region of interest") as caught:
+    with pytest.raises(
+        ImageError, match="part-7 has 60 x 40 pixels, where the region of interest"
+    ) as caught:
         region_of_interest((60, 40), View(roi=roi), "part-7")
     assert "roi" in caught.value.remedy
 
@@ -120,7 +146,8 @@ def test_more_tiles_than_the_limit_are_refused_before_one_is_cut():
 
 def test_the_region_counts_in_the_frame_as_people_see_it_turned_by_its_exif_tag():
     stripes = np.zeros((20, 60, 3), np.uint8)
-    stripes[:, 40:] = 255  # white on the right; after a turn by 90 degrees clockwise it is at the bottom
+    # white on the right; after a turn by 90 degrees clockwise it is at the bottom
+    stripes[:, 40:] = 255
     exif = Image.Exif()
     exif[0x0112] = 6
     out = io.BytesIO()
@@ -134,7 +161,9 @@ def test_gray_frames_are_cut_as_coloured_ones(mode):
     image = photo(50, 30).image.convert("L")
     gray = cut_tiles(Photo(image.convert(mode), "PNG", mode, ""), View(tile=20), 7)
     assert np.array_equal(gray.pixels[..., 0], gray.pixels[..., 2])
-    assert np.array_equal(gray.pixels, cut_tiles(Photo(image, "PNG", "L", ""), View(tile=20), 7).pixels)
+    assert np.array_equal(
+        gray.pixels, cut_tiles(Photo(image, "PNG", "L", ""), View(tile=20), 7).pixels
+    )
 
 
 # ---------------------------------------------------------------- the verdict
@@ -144,7 +173,9 @@ WHOLE = Box(0, 0, 10, 10)
 
 
 def rows(*given: tuple[float, ...]) -> tuple[np.ndarray, list[Box]]:
-    return np.array(given, np.float32), [WHOLE._replace(left=10 * index) for index in range(len(given))]
+    return np.array(given, np.float32), [
+        WHOLE._replace(left=10 * index) for index in range(len(given))
+    ]
 
 
 def test_one_tile_with_a_defect_makes_the_part_defective_and_the_surest_one_names_it():
@@ -177,7 +208,8 @@ def test_defects_that_are_likelier_together_than_no_defect_make_one_named_by_the
 
 @given(st.floats(0.01, 0.99), st.floats(0.05, 50))
 def test_the_decision_is_the_one_that_is_expected_to_cost_less(defect, cost):
-    expected = {True: 1 - defect, False: cost * defect}  # false rejects if it is good, missed defects if it is not
+    # false rejects if it is good, missed defects if it is not
+    expected = {True: 1 - defect, False: cost * defect}
     if abs(expected[True] - expected[False]) > 1e-4:
         found = decide(*rows((1 - defect, defect, 0.0)), CLASSES, View(missed_cost=cost))
         assert found.defect == (expected[True] < expected[False])
@@ -219,7 +251,11 @@ def test_a_class_that_the_model_does_not_have_is_named_with_those_that_it_has():
         check_no_defect_class(View(no_defect="sound"), ("a", "b"))
 
 
-@given(st.lists(st.tuples(*[st.floats(0.01, 1)] * 3), min_size=1, max_size=9), st.integers(1, 4), st.floats(0, 1))
+@given(
+    st.lists(st.tuples(*[st.floats(0.01, 1)] * 3), min_size=1, max_size=9),
+    st.integers(1, 4),
+    st.floats(0, 1),
+)
 def test_the_verdict_does_not_depend_on_the_order_of_the_tiles(given_, least, threshold):
     scores = np.array(given_, np.float32)
     scores /= scores.sum(1, keepdims=True)
@@ -270,7 +306,9 @@ def test_a_frame_gets_one_verdict_that_says_where_the_defect_lies(model, tmp_pat
     assert isinstance(verdict, Verdict)
     assert (verdict.label, verdict.defect) == ("blue", True)
     assert [tile.box for tile in verdict.tiles if tile.defect] == [Box(150, 50, 50, 50)]
-    assert verdict.confidence == verdict.probabilities["blue"] == max(verdict.probabilities.values())
+    assert (
+        verdict.confidence == verdict.probabilities["blue"] == max(verdict.probabilities.values())
+    )
 
 
 def test_a_line_without_a_defect_tells_the_confidence_of_that(model):

@@ -21,7 +21,9 @@ from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
 from tests.support.waiting import PATIENCE
 
 
-def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded, cut = threading.Semaphore(0), pipeline_module.cut_tiles
 
     def counted(*arguments: object) -> object:
@@ -37,8 +39,11 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
         await asyncio.to_thread(busy.wait, 60)
         for _ in range(3):
             await asyncio.to_thread(decoded.acquire)
-        all_decoders = threading.Barrier(pipeline_module._DECODERS)  # they meet when all that they were given is done
-        await asyncio.gather(*(line.run_in_decoder(all_decoders.wait, PATIENCE) for _ in range(all_decoders.parties)))
+        # they meet when all that they were given is done
+        all_decoders = threading.Barrier(pipeline_module._DECODERS)
+        await asyncio.gather(
+            *(line.run_in_decoder(all_decoders.wait, PATIENCE) for _ in range(all_decoders.parties))
+        )
         ahead = 3
         while decoded.acquire(blocking=False):
             ahead += 1
@@ -46,7 +51,9 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
         await judged
         return ahead
 
-    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())) as line:
+    with contextlib.closing(
+        Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())
+    ) as line:
         assert asyncio.run(crowd(line)) == 3
 
 
@@ -56,7 +63,9 @@ def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())) as line:
+    with contextlib.closing(
+        Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())
+    ) as line:
         with monkeypatch.context() as patch:
             patch.setattr(pipeline_module, "cut_tiles", exhausted)
             failure = asyncio.run(line.classify(Frame("part-7", RED)))
@@ -84,7 +93,12 @@ class Many:
 def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_judged_in_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, judged, most, cut = itertools.count(1), itertools.count(1), [0], pipeline_module.cut_tiles
+    decoded, judged, most, cut = (
+        itertools.count(1),
+        itertools.count(1),
+        [0],
+        pipeline_module.cut_tiles,
+    )
     ahead = {"cut": 0, "judged": 0}
 
     def counted(*arguments: object) -> object:
@@ -103,7 +117,9 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
     monkeypatch.setattr(pipeline_module, "cut_tiles", counted)
     sources = [Many(str(number), 20) for number in range(8)]
     with contextlib.closing(
-        Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer(), None, [slowly])
+        Pipeline(
+            load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer(), None, [slowly]
+        )
     ) as line:
         asyncio.run(feed_all(line, sources))
     assert most[0] <= 3
@@ -127,7 +143,10 @@ def test_nobody_waits_for_images_that_take_long_but_others_of_that_kind(
 
     async def crowd(line: Pipeline) -> None:
         hostile = many_segments()
-        slow = [asyncio.create_task(line.classify(Frame(f"slow-{number}", hostile))) for number in range(4)]
+        slow = [
+            asyncio.create_task(line.classify(Frame(f"slow-{number}", hostile)))
+            for number in range(4)
+        ]
         pixels = asyncio.create_task(line.decode(hostile, 16, "image 0"))
         for number in range(20):
             assert isinstance(await line.classify(Frame(f"part-{number}", BLUE)), Verdict)
@@ -140,5 +159,7 @@ def test_nobody_waits_for_images_that_take_long_but_others_of_that_kind(
             await pixels
         assert line.inspected == 24
 
-    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())) as line:
+    with contextlib.closing(
+        Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())
+    ) as line:
         asyncio.run(crowd(line))

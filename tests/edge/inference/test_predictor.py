@@ -19,10 +19,16 @@ def tiny(tmp_path):
 
 
 def rewritten(tiny: Bundle, onnx: bytes, **changes: object) -> Bundle:
-    """The bundle with another graph or description, and the golden image and probabilities that it had."""
+    """The bundle with another graph or description,
+    and the golden image and probabilities that it had.
+    """
     golden = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
     bundle_format.write_bundle(
-        tiny.folder, msgspec.structs.replace(tiny.manifest, **changes), onnx, golden, tiny.manifest.golden.probabilities
+        tiny.folder,
+        msgspec.structs.replace(tiny.manifest, **changes),
+        onnx,
+        golden,
+        tiny.manifest.golden.probabilities,
     )
     return bundle_format.read_bundle(tiny.folder)
 
@@ -42,7 +48,9 @@ def test_the_label_is_the_likeliest_class(tiny):
 
 
 @pytest.mark.parametrize(
-    "images", [IMAGES[0], IMAGES[:, :8], IMAGES.astype(np.float32)], ids=["no batch", "another size", "floats"]
+    "images",
+    [IMAGES[0], IMAGES[:, :8], IMAGES.astype(np.float32)],
+    ids=["no batch", "another size", "floats"],
 )
 def test_other_arrays_are_refused_with_what_was_expected(tiny, images):
     with pytest.raises(ValueError, match=r"expected uint8 \[N, 16, 16, 3\], got"):
@@ -59,7 +67,9 @@ def test_the_self_test_finds_a_graph_that_computes_something_else(tiny):
         Predictor(rewritten(tiny, other)).self_test()
 
 
-@pytest.mark.parametrize("changes", [{"output": "scores"}, {"input": bundle_format.Input(size=16, name="picture")}])
+@pytest.mark.parametrize(
+    "changes", [{"output": "scores"}, {"input": bundle_format.Input(size=16, name="picture")}]
+)
 def test_the_self_test_finds_a_graph_with_other_names_than_the_manifest(tiny, changes):
     with pytest.raises(BundleError, match="does not compute"):
         Predictor(rewritten(tiny, tiny_onnx(16), **changes)).self_test()
@@ -68,7 +78,9 @@ def test_the_self_test_finds_a_graph_with_other_names_than_the_manifest(tiny, ch
 def reference(features: int) -> bytes:
     """Of a model that has so many features."""
     random = np.random.default_rng(2)
-    return Reference.from_features(random.normal(size=(60, features)).astype("f4"), np.arange(60) % 3, 3).encode()
+    return Reference.from_features(
+        random.normal(size=(60, features)).astype("f4"), np.arange(60) % 3, 3
+    ).encode()
 
 
 def test_the_self_test_finds_a_reference_of_another_graph(tmp_path):
@@ -82,7 +94,9 @@ def test_the_self_test_finds_extras_that_the_graph_lacks_or_gives_in_other_shape
     with pytest.raises(BundleError, match="does not compute"):
         Predictor(rewritten(tiny, tiny_onnx(16), extras=("features",))).self_test()
     with pytest.raises(BundleError, match=r"gives opinions \[1, 2, 3\], expected \[1, 1, 3\]"):
-        Predictor(rewritten(tiny, tiny_onnx(16, True), extras=("opinions",), encoders=("own",))).self_test()
+        Predictor(
+            rewritten(tiny, tiny_onnx(16, True), extras=("opinions",), encoders=("own",))
+        ).self_test()
 
 
 def test_a_file_that_is_no_graph_is_refused_when_loaded(tiny):

@@ -40,7 +40,9 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerP
         yield found
 
 
-def test_one_process_answers_all_requests_of_a_thread_whatever_is_printed(workers: WorkerProcesses) -> None:
+def test_one_process_answers_all_requests_of_a_thread_whatever_is_printed(
+    workers: WorkerProcesses,
+) -> None:
     assert workers.ask([b"all ", b"of it"], 10) == b"all of it"
     assert len({workers.ask([b"pid"], 10) for _ in range(3)}) == 1
     assert workers.ask([bytes(1 << 24)], 10) == bytes(1 << 24)
@@ -73,14 +75,19 @@ def test_after_a_crash_another_process_answers(workers: WorkerProcesses) -> None
     assert workers.ask([b"still"], 10) == b"still"
 
 
-def test_it_finishes_what_it_has_in_hand_when_a_service_manager_ends_all_processes(workers: WorkerProcesses) -> None:
+def test_it_finishes_what_it_has_in_hand_when_a_service_manager_ends_all_processes(
+    workers: WorkerProcesses,
+) -> None:
     first = workers.ask([b"pid"], 10)
     os.kill(int(first), signal.SIGTERM)
     assert workers.ask([b"pid"], 10) == first
 
 
 def test_it_ends_soon_after_its_parent_also_amid_a_request(workers: WorkerProcesses) -> None:
-    script = "from edge.inference.worker_process import *; WorkerProcesses('answering').ask([b'hang'], 0.3)"
+    script = (
+        "from edge.inference.worker_process import *; "
+        "WorkerProcesses('answering').ask([b'hang'], 0.3)"
+    )
     with subprocess.Popen([sys.executable, "-c", script]) as parent:
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         while not (child := children.read_text().split()):

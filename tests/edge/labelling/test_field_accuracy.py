@@ -26,10 +26,17 @@ def share(right: int, images: int) -> Proportion:
         (0, 3, "missed"),
     ],
 )
-def test_a_difference_is_told_where_it_is_no_accident(right: int, images: int, promise: str) -> None:
+def test_a_difference_is_told_where_it_is_no_accident(
+    right: int, images: int, promise: str
+) -> None:
     found = judge_field([True] * right + [False] * (images - right), 7, share(190, 200))
     assert found
-    assert (found.accuracy.count, found.accuracy.images, found.waiting, found.promise) == (right, images, 7, promise)
+    assert (found.accuracy.count, found.accuracy.images, found.waiting, found.promise) == (
+        right,
+        images,
+        7,
+        promise,
+    )
 
 
 def test_nothing_is_said_without_a_label_and_no_promise_is_judged_where_there_is_none() -> None:
@@ -39,10 +46,14 @@ def test_nothing_is_said_without_a_label_and_no_promise_is_judged_where_there_is
 
 
 @pytest.mark.parametrize(("promised", "labelled"), [(60, 100), (200, 50), (1000, 1000)])
-def test_of_models_that_keep_their_promise_one_in_twenty_is_told_otherwise(promised: int, labelled: int) -> None:
+def test_of_models_that_keep_their_promise_one_in_twenty_is_told_otherwise(
+    promised: int, labelled: int
+) -> None:
     random = np.random.default_rng(0)
     told = []
-    for right, held_out in zip(random.binomial(labelled, 0.93, 500), random.binomial(promised, 0.93, 500), strict=True):
+    for right, held_out in zip(
+        random.binomial(labelled, 0.93, 500), random.binomial(promised, 0.93, 500), strict=True
+    ):
         low, high = share(int(right), labelled).difference(share(int(held_out), promised))
         told.append(low > 0 or high < 0)
     assert 0.02 < np.mean(told) < 0.08

@@ -1,4 +1,6 @@
-"""From doubt to a better model: a live line's doubtful images are labelled in a browser, learnt, and served anew."""
+"""From doubt to a better model: a live line's doubtful images are labelled in a browser,
+learnt, and served anew.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -20,13 +22,16 @@ from trainer.training import personal_model
 
 PLANT, OTHER = "plant-1", "plant-2"
 TAUGHT = CLASSES[::2]  # classes of which the plant has images at first; the other plant has all
-FIRST, ON_THE_LINE, APART = range(14), range(14, 20), range(20, 30)  # numbers of each class's images
+# numbers of each class's images
+FIRST, ON_THE_LINE, APART = range(14), range(14, 20), range(20, 30)
 PASSWORD = "correct horse"  # noqa: S105  (of a line that lives for this test)
 
 
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the plant's surfaces, `images`, and its model of a federation: a head of statistics."""
+    """A folder with the plant's surfaces, `images`, and its model of a federation:
+    a head of statistics.
+    """
     folder = tmp_path_factory.mktemp("plant")
     for number, name in enumerate((PLANT, OTHER), 1):
         write_plant(folder / name, 30, 64, seed=5, plant=number)
@@ -48,14 +53,18 @@ def line(plant: Path) -> Iterator[Daemon]:
     edge_node("export", plant / "model", "--out", plant / "bundles")
     (plant / "line.toml").write_text('[keep]\npath = "to-label"\n[labels]\npath = "images"\n')
     Accounts(plant / "state").set("anna", PASSWORD)
-    with serving_daemon(plant / "state", plant / "bundles" / PLANT, "--config", plant / "line.toml") as running:
+    with serving_daemon(
+        plant / "state", plant / "bundles" / PLANT, "--config", plant / "line.toml"
+    ) as running:
         yield running
 
 
 def drawn(plant: Path, numbers: range) -> dict[Path, str]:
     """The plant's surfaces with these numbers, and their classes."""
     paths = sorted((plant / PLANT).glob("*/*.png"))
-    return {path: path.parent.name for path in paths if int(path.stem.rpartition("-")[2]) in numbers}
+    return {
+        path: path.parent.name for path in paths if int(path.stem.rpartition("-")[2]) in numbers
+    }
 
 
 def edge_node(*arguments: object) -> str:
@@ -65,7 +74,10 @@ def edge_node(*arguments: object) -> str:
 
 
 def inspect(line: Daemon, surfaces: dict[Path, str]) -> float:
-    """The share of which the line's verdict is right. An image that it doubts is kept before the next one comes."""
+    """The share of which the line's verdict is right.
+
+    An image that it doubts is kept before the next one comes.
+    """
     right = 0
     for path, label in surfaces.items():
         verdict = line.classify(path.read_bytes(), str(path)).json()
@@ -81,7 +93,9 @@ def waiting(line: Daemon) -> dict[str, Path]:
 
 
 def label_all(line: Daemon, taught: dict[Path, str]) -> int:
-    """Log in and go through the queue by keys: give these their class, lay all others aside; how many have one."""
+    """Log in and go through the queue by keys: give these their class, lay all others aside;
+    how many have one.
+    """
     with browse() as page:
         page.open(f"{line.url}/labels/")
         expect(page.tab.locator("#login")).to_have_text("Log in")
@@ -103,17 +117,22 @@ def label_all(line: Daemon, taught: dict[Path, str]) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.needs("chromium")
-def test_what_people_label_makes_the_line_s_next_model_better_without_training(line: Daemon, plant: Path) -> None:
+def test_what_people_label_makes_the_line_s_next_model_better_without_training(
+    line: Daemon, plant: Path
+) -> None:
     on_the_line, apart = drawn(plant, ON_THE_LINE), drawn(plant, APART)
     before = inspect(line, apart)
     inspect(line, on_the_line)
     labelled = label_all(line, on_the_line)  # those apart are laid aside, to teach nothing
     assert 5 < labelled < len(on_the_line) / 2  # what the line is sure of, nobody looks at
-    assert {path.parent.name for path in plant.glob("images/*/*")} - {*TAUGHT}  # it has seen classes that are new here
+    # it has seen classes that are new here
+    assert {path.parent.name for path in plant.glob("images/*/*")} - {*TAUGHT}
     told = edge_node("refit", plant / "model", plant / "images", "--out", plant / "refitted")
     assert f"{labelled} image(s) are new" in told
     edge_node("export", plant / "refitted", "--out", plant / "refitted-bundles")
-    added = edge_node("bundle", "add", plant / "refitted-bundles" / PLANT, "--memory", plant / "state")
+    added = edge_node(
+        "bundle", "add", plant / "refitted-bundles" / PLANT, "--memory", plant / "state"
+    )
     edge_node("bundle", "activate", added.split()[0], "--memory", plant / "state")
     assert line.client.get("/").json()["digest"].startswith(added.split()[0])
     assert inspect(line, apart) > before + 0.05

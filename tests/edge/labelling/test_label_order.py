@@ -21,7 +21,15 @@ def test_many_groups_are_kept_apart() -> None:
 def test_features_of_two_models_and_images_without_any_have_nothing_in_common() -> None:
     groups, same = SimilarityGroups(), np.ones(4, np.float32)
     assert (
-        len({groups.add("one", same), groups.add("other", same), groups.add("one", None), groups.add("one", None)}) == 4
+        len(
+            {
+                groups.add("one", same),
+                groups.add("other", same),
+                groups.add("one", None),
+                groups.add("one", None),
+            }
+        )
+        == 4
     )
 
 

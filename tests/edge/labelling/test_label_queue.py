@@ -1,4 +1,6 @@
-"""Images that wait for a label: in which order, where they go, and what a kill or a full disk leaves."""
+"""Images that wait for a label: in which order, where they go,
+and what a kill or a full disk leaves.
+"""
 
 import contextlib
 import itertools
@@ -40,11 +42,15 @@ class Plant:
     def __init__(self, bundle: Path, folder: Path, **keep: Any) -> None:
         self.kept, self.images = folder / "kept", folder / "images"
         self.retention = ImageRetention(Settings(**{"path": str(self.kept), "what": "all"} | keep))
-        self.line = a_line(bundle, Told(), UncertaintyCheck(DoubtSettings(novelty=0)), self.retention)
+        self.line = a_line(
+            bundle, Told(), UncertaintyCheck(DoubtSettings(novelty=0)), self.retention
+        )
         self.queue = self.open()
 
     def open(self) -> LabelQueue:
-        return LabelQueue(label_queue.Settings(path=str(self.images)), "line-1", lambda: self.retention)
+        return LabelQueue(
+            label_queue.Settings(path=str(self.images)), "line-1", lambda: self.retention
+        )
 
     def restart(self) -> None:
         self.queue.close()
@@ -68,7 +74,10 @@ class Plant:
         return {entry.path.name: entry.class_name for group in found.groups for entry in group}
 
     def history(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.images / "labels-line-1.jsonl").read_bytes().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.images / "labels-line-1.jsonl").read_bytes().splitlines()
+        ]
 
     def close(self) -> None:
         self.queue.close()
@@ -88,7 +97,9 @@ def plant(judged: Path, tmp_path: Path) -> Iterator[Plant]:
         yield found
 
 
-def test_a_labelled_image_is_in_its_class_folder_byte_for_byte_and_waits_no_more(plant: Plant) -> None:
+def test_a_labelled_image_is_in_its_class_folder_byte_for_byte_and_waits_no_more(
+    plant: Plant,
+) -> None:
     [verdict] = plant.inspect(DOUBTFUL[0])
     before = (plant.kept / str(verdict.kept)).read_bytes()
     plant.queue.label([str(verdict.kept)], "green", "anna")
@@ -108,10 +119,16 @@ def test_the_history_says_who_said_what_of_which_verdict(plant: Plant) -> None:
     assert (entry["action"], entry["person"], entry["label"]) == ("label", "anna", "green")
     assert [image["verdict"] for image in entry["images"]] == [first.label, second.label]
     assert entry["images"][0] == {
-        "kept": first.kept, "file": first.kept, "image": first.image, "verdict": first.label,
-        "confidence": first.confidence, "bundle": first.bundle, "model": first.model, "doubts": list(first.doubts),
+        "kept": first.kept,
+        "file": first.kept,
+        "image": first.image,
+        "verdict": first.label,
+        "confidence": first.confidence,
+        "bundle": first.bundle,
+        "model": first.model,
+        "doubts": list(first.doubts),
         "sampled": False,
-    }  # fmt: skip
+    }
 
 
 def test_of_a_frame_in_tiles_the_tile_is_labelled_that_decided(plant: Plant) -> None:
@@ -155,7 +172,9 @@ def test_images_that_shall_teach_nothing_are_laid_aside_until_that_is_undone(pla
     assert plant.waiting == [verdict.kept]
 
 
-def test_an_image_can_be_of_a_class_that_the_model_lacks_once_that_has_a_folder(plant: Plant) -> None:
+def test_an_image_can_be_of_a_class_that_the_model_lacks_once_that_has_a_folder(
+    plant: Plant,
+) -> None:
     assert plant.queue.classes(("red", "green")) == ["red", "green"]
     for name in ("rust", "red", ".cache"):
         (plant.images / name).mkdir()
@@ -173,7 +192,10 @@ def test_an_image_is_labelled_once_and_what_is_gone_is_left_out(plant: Plant) ->
 
 def test_the_most_instructive_come_first_and_what_was_overruled_before_them(plant: Plant) -> None:
     inspected: list[Inspection] = []
-    plant.line.monitors = (lambda found: inspected.append(found) or found.verdict, *plant.line.monitors)
+    plant.line.monitors = (
+        lambda found: inspected.append(found) or found.verdict,
+        *plant.line.monitors,
+    )
     sure, unsure = plant.inspect(picture(RANDOM, 0, noise=0), DOUBTFUL[1])
     assert plant.waiting == [unsure.kept, sure.kept]
     kept = inspected[0]._replace(verdict=sure)
@@ -185,7 +207,10 @@ def test_the_most_instructive_come_first_and_what_was_overruled_before_them(plan
 def test_an_overruled_image_that_was_not_kept_is_kept_now(judged: Path, tmp_path: Path) -> None:
     with a_plant(judged, tmp_path, what="doubtful") as plant:
         inspected: list[Inspection] = []
-        plant.line.monitors = (*plant.line.monitors, lambda found: inspected.append(found) or found.verdict)
+        plant.line.monitors = (
+            *plant.line.monitors,
+            lambda found: inspected.append(found) or found.verdict,
+        )
         plant.inspect(image := picture(RANDOM, 0, noise=0))
         assert plant.waiting == []
         name = plant.queue.overrule(inspected[0])
@@ -206,7 +231,9 @@ def test_images_kept_at_random_come_first_as_they_came_and_tell_how_often_the_mo
         plant.queue.label([names[1]], verdicts[0].label, "anna")  # it is another
         assert sorted(plant.queue.sample(model)[0]) == [False, True]
         plant.queue.label([names[3]], verdicts[3].label, "anna")
-        assert plant.queue.sample(model) == ([False, True], 2), "the one before it might have been the harder one"
+        assert plant.queue.sample(model) == ([False, True], 2), (
+            "the one before it might have been the harder one"
+        )
         plant.queue.label([names[2]], None, "anna")
         assert sorted(plant.queue.sample(model)[0]) == [False, False, True, True]
         plant.restart()
@@ -214,7 +241,9 @@ def test_images_kept_at_random_come_first_as_they_came_and_tell_how_often_the_mo
         assert plant.queue.sample("another") == ([], 0)
 
 
-def test_images_kept_for_another_reason_do_not_tell_how_often_the_model_is_right(plant: Plant) -> None:
+def test_images_kept_for_another_reason_do_not_tell_how_often_the_model_is_right(
+    plant: Plant,
+) -> None:
     [verdict] = plant.inspect(DOUBTFUL[0])
     plant.queue.label([str(verdict.kept)], verdict.label, "anna")
     assert plant.queue.sample(verdict.model) == ([], 0)
@@ -234,7 +263,9 @@ def test_what_was_kept_by_an_earlier_version_or_torn_does_no_harm(plant: Plant) 
     told = json.loads(sidecar.read_bytes())
     del told["seen"], told["embedding"]
     sidecar.write_text(json.dumps(told))
-    for number, content in enumerate([b"{", b"", b"[]", json.dumps(told | {"probabilities": {}}).encode()]):
+    for number, content in enumerate(
+        [b"{", b"", b"[]", json.dumps(told | {"probabilities": {}}).encode()]
+    ):
         (plant.kept / f"20260102T03040567{number}-1a2b3c4d.json").write_bytes(content)
     assert plant.waiting == [verdict.kept]
 
@@ -254,7 +285,8 @@ def test_a_full_disk_changes_nothing(plant: Plant, monkeypatch: pytest.MonkeyPat
     assert plant.labelled == dict.fromkeys(names, "red")
 
 
-# Kills. A queue tidies nothing up on its way out: what an unexpected exception leaves is what a kill leaves.
+# Kills. A queue tidies nothing up on its way out: what an unexpected exception leaves is what a
+# kill leaves.
 
 
 class KilledError(BaseException):
@@ -266,7 +298,9 @@ def killed_after(steps: int) -> Iterator[None]:
     """Let so many calls that change the disk happen, of the next one at most half, and no more."""
     left = steps
 
-    def last(function: Callable[..., Any], half: Callable[..., object] = lambda *_: None) -> Callable[..., Any]:
+    def last(
+        function: Callable[..., Any], half: Callable[..., object] = lambda *_: None
+    ) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal left
             left -= 1
@@ -281,7 +315,9 @@ def killed_after(steps: int) -> Iterator[None]:
         for name in ("mkdir", "replace", "unlink"):
             patch.setattr(Path, name, last(getattr(Path, name)))
         write = Path.write_bytes
-        patch.setattr(Path, "write_bytes", last(write, lambda path, data: write(path, data[: len(data) // 2])))
+        patch.setattr(
+            Path, "write_bytes", last(write, lambda path, data: write(path, data[: len(data) // 2]))
+        )
         patch.setattr(os, "fsync", last(os.fsync))
         append = label_history.write_all
         torn = last(append, lambda file, data: file.write(data[: len(data) // 2]))
@@ -289,8 +325,12 @@ def killed_after(steps: int) -> Iterator[None]:
         yield
 
 
-def outcomes(plant: Plant, names: list[str], act: Callable[[], object], back: Callable[[], object]) -> list[str]:
-    """What a kill at each step of an act leaves, after the next start; in the end nobody kills it."""
+def outcomes(
+    plant: Plant, names: list[str], act: Callable[[], object], back: Callable[[], object]
+) -> list[str]:
+    """What a kill at each step of an act leaves, after the next start;
+    in the end nobody kills it.
+    """
     found = []
     for steps in itertools.count():
         try:
@@ -307,7 +347,9 @@ def outcomes(plant: Plant, names: list[str], act: Callable[[], object], back: Ca
     raise AssertionError
 
 
-def test_a_kill_at_any_step_of_a_label_or_an_undo_neither_loses_nor_doubles_an_image(plant: Plant) -> None:
+def test_a_kill_at_any_step_of_a_label_or_an_undo_neither_loses_nor_doubles_an_image(
+    plant: Plant,
+) -> None:
     names = [str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2])]
 
     def label() -> None:

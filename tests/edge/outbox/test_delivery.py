@@ -77,12 +77,16 @@ def test_every_sink_gets_every_outcome_in_order_and_is_closed(tmp_path):
     with line(tmp_path, *receivers) as (outbox, deliveries):
         put(outbox, *range(1000))
         assert [each.until(999) for each in receivers] == [list(range(1000))] * 3
-    assert [item.seq for item in receivers[0].items] == list(range(outbox.newest - 999, outbox.newest + 1))
+    assert [item.seq for item in receivers[0].items] == list(
+        range(outbox.newest - 999, outbox.newest + 1)
+    )
     assert all(each.closed.is_set() for each in receivers)
     assert [each.delivered for each in deliveries] == [1000] * 3
 
 
-def test_a_receiver_that_is_away_gets_everything_once_when_it_is_back_and_is_told_once_each(tmp_path, caplog):
+def test_a_receiver_that_is_away_gets_everything_once_when_it_is_back_and_is_told_once_each(
+    tmp_path, caplog
+):
     away = threading.Event()
     attempts = threading.Semaphore(0)
 
@@ -206,7 +210,9 @@ def test_pauses_grow_and_are_no_shorter_than_the_receiver_asks_for(tmp_path, mon
                 return self.is_set()
             return super().wait()
 
-    monkeypatch.setattr(delivery, "threading", SimpleNamespace(Event=Unhurried, Thread=threading.Thread))
+    monkeypatch.setattr(
+        delivery, "threading", SimpleNamespace(Event=Unhurried, Thread=threading.Thread)
+    )
     receiver = Receiver(rule=rule)
     with line(tmp_path, receiver) as (outbox, _):
         put(outbox, 0)
@@ -221,7 +227,10 @@ def test_an_outcome_that_cannot_be_read_is_left_out(tmp_path, caplog):
         outbox.set_sinks(["a"])
         put(outbox, 0, 1, 2)
         outbox._db.execute("UPDATE outcomes SET data = x'00' WHERE seq = ?", (outbox.newest - 1,))
-        with caplog.at_level(logging.ERROR), contextlib.closing(Delivery(outbox, receiver, SHORT)) as bringing:
+        with (
+            caplog.at_level(logging.ERROR),
+            contextlib.closing(Delivery(outbox, receiver, SHORT)) as bringing,
+        ):
             assert receiver.until(2) == [0, 2]
         bringing.join(60)
     assert "cannot be read" in caplog.text

@@ -1,4 +1,6 @@
-"""The outbox: what was put is kept, in order and in bounds, whatever happens to the process and to the disk."""
+"""The outbox: what was put is kept, in order and in bounds,
+whatever happens to the process and to the disk.
+"""
 
 import contextlib
 import itertools
@@ -49,7 +51,9 @@ def test_each_sink_gets_everything_in_order_at_its_own_pace(tmp_path):
         assert (outbox.pending("a"), outbox.pending("b")) == (3, 10)
 
 
-def test_what_was_not_delivered_comes_after_the_next_start_and_what_was_delivered_does_not(tmp_path):
+def test_what_was_not_delivered_comes_after_the_next_start_and_what_was_delivered_does_not(
+    tmp_path,
+):
     with begun(tmp_path, "a", "b") as outbox:
         for number in range(10):
             outbox.put(verdict(number))
@@ -85,7 +89,9 @@ def rows(folder: Path) -> int:
 def test_a_kill_loses_nothing_that_was_put(tmp_path):
     put = OutcomeProcess([NOWHERE], tmp_path, count=100_000).until(400).kill()
     with begun(tmp_path / "spool" / "line-1", "webhook:http://127.0.0.1:1/") as outbox:
-        found = [int(image) for image in images(outbox, "webhook:http://127.0.0.1:1/", most=100_000)]
+        found = [
+            int(image) for image in images(outbox, "webhook:http://127.0.0.1:1/", most=100_000)
+        ]
     assert found == list(range(len(found)))
     assert put == found[: len(put)]
     assert len(put) >= 400
@@ -97,7 +103,8 @@ def test_putting_does_not_wait_for_the_disk(tmp_path):
             name: outbox._db.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous", "wal_autocheckpoint")
         }
-    # SQLite syncs its write-ahead log only when it copies that to the database, which the maintenance thread does.
+    # SQLite syncs its write-ahead log only when it copies that to the database, which the
+    # maintenance thread does.
     assert modes == {"journal_mode": "wal", "synchronous": 1, "wal_autocheckpoint": 0}
 
 
@@ -118,7 +125,11 @@ def test_a_name_that_is_no_text_is_no_reason_to_fail(tmp_path):
 
 
 def test_two_daemons_cannot_share_an_outbox(tmp_path):
-    with begun(tmp_path), pytest.raises(UsageError, match="--line name of its own"), begun(tmp_path):
+    with (
+        begun(tmp_path),
+        pytest.raises(UsageError, match="--line name of its own"),
+        begun(tmp_path),
+    ):
         pass
 
 
@@ -127,7 +138,11 @@ def test_two_daemons_cannot_share_an_outbox(tmp_path):
 
 @pytest.mark.parametrize("limits", [{"outcomes": 500}, {"megabytes": 1}])
 def test_too_much_drops_the_oldest_and_says_so_once(limits, tmp_path, caplog):
-    filler, numbers, said = {"scratches" * 20: 1.0}, itertools.count(), "the oldest outcomes are dropped"
+    filler, numbers, said = (
+        {"scratches" * 20: 1.0},
+        itertools.count(),
+        "the oldest outcomes are dropped",
+    )
     with begun(tmp_path, **limits) as outbox:
 
         def put(count: int) -> int:
@@ -200,7 +215,8 @@ def test_while_the_disk_is_full_outcomes_wait_in_memory_and_then_go_to_disk(tmp_
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     numbers = {when: [int(image) for image in images] for when, images in found.items()}
-    gap = next(n for n, number in enumerate(numbers["full"]) if n != number)  # before it: what had a place on disk
+    # before it: what had a place on disk
+    gap = next(n for n, number in enumerate(numbers["full"]) if n != number)
     assert 99 <= gap < 1000
     assert numbers["full"] == [*range(gap), *range(12_000 - len(numbers["full"]) + gap, 12_000)]
     assert 9_990 <= len(numbers["full"]) - gap <= 10_000
@@ -209,19 +225,24 @@ def test_while_the_disk_is_full_outcomes_wait_in_memory_and_then_go_to_disk(tmp_
     assert numbers["again"] == list(range(11_000, 12_001))
     assert numbers["b"][:gap] == list(range(gap))
     assert numbers["b"][-9_000:] == list(range(3_001, 12_001))
-    assert ended.stderr.count("cannot be written") == ended.stderr.count("can be written again") == 1
+    assert (
+        ended.stderr.count("cannot be written") == ended.stderr.count("can be written again") == 1
+    )
     assert ended.stderr.count("the oldest outcomes are dropped") == 1
 
 
 # ---------------------------------------------------------------- numbers
 
 
-def test_numbers_are_never_used_twice_also_when_the_outbox_was_deleted_or_the_power_failed(tmp_path, monkeypatch):
+def test_numbers_are_never_used_twice_also_when_the_outbox_was_deleted_or_the_power_failed(
+    tmp_path, monkeypatch
+):
     with begun(tmp_path) as outbox:
         outbox.put(verdict(0))
         before = outbox.newest
     with contextlib.closing(sqlite3.connect(tmp_path / "outcomes.sqlite")) as db, db:
-        db.execute("UPDATE facts SET place = 'another'")  # not closed in order, and the machine has started since
+        # not closed in order, and the machine has started since
+        db.execute("UPDATE facts SET place = 'another'")
     with begun(tmp_path) as outbox:
         outbox.put(verdict(1))
         after = outbox.newest
@@ -286,17 +307,22 @@ def test_what_waits_for_a_sink_that_is_taken_out_is_dropped_with_a_word(tmp_path
         assert "2 outcome(s) that waited for gone are dropped" in caplog.text
 
 
-def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothing_is_lost(tmp_path, caplog):
+def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothing_is_lost(
+    tmp_path, caplog
+):
     with begun(tmp_path) as outbox:
         outbox.put(verdict(0))
         other = sqlite3.connect(outbox.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         tried = []
-        outbox._db.set_trace_callback(lambda sql: tried.append((threading.current_thread(), sql[:6])))
+        outbox._db.set_trace_callback(
+            lambda sql: tried.append((threading.current_thread(), sql[:6]))
+        )
         for number in range(1, 200):
             outbox.put(verdict(number))
         outbox._db.set_trace_callback(None)
-        assert tried.count((threading.current_thread(), "INSERT")) == 1  # the first waits for the lock
+        # the first waits for the lock
+        assert tried.count((threading.current_thread(), "INSERT")) == 1
         assert "database is locked; outcomes wait in memory" in caplog.text
         other.execute("ROLLBACK")
         wait_until(lambda: not outbox._failing)
@@ -310,7 +336,9 @@ def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothi
     other.close()
 
 
-def test_after_a_power_cut_numbers_leap_also_when_the_clock_starts_in_1970_and_nothing_was_put(tmp_path, monkeypatch):
+def test_after_a_power_cut_numbers_leap_also_when_the_clock_starts_in_1970_and_nothing_was_put(
+    tmp_path, monkeypatch
+):
     with begun(tmp_path) as outbox:
         outbox.put(verdict(0))
         before = outbox.newest
@@ -329,15 +357,26 @@ def test_numbers_that_are_none_do_not_make_an_outcome_unreadable(tmp_path):
     with begun(tmp_path) as outbox:
         outbox.put(msgspec.structs.replace(verdict(0), confidence=nan, image="part\udcff.png"))
         outbox.put(msgspec.structs.replace(verdict(1), novelty=nan))
-        outbox.put(Notice(kind="drift", text="changed", time="", details={"p": nan, "distance": inf, "n": 3.0}))
-        failure, doubtful, notice = (msgspec.json.decode(data, type=Outcome) for _, data in outbox.read("a", 9))
-    assert (failure.image, failure.error) == ("part?.png", "the verdict holds a number that is not finite")
+        outbox.put(
+            Notice(
+                kind="drift", text="changed", time="", details={"p": nan, "distance": inf, "n": 3.0}
+            )
+        )
+        failure, doubtful, notice = (
+            msgspec.json.decode(data, type=Outcome) for _, data in outbox.read("a", 9)
+        )
+    assert (failure.image, failure.error) == (
+        "part?.png",
+        "the verdict holds a number that is not finite",
+    )
     assert (doubtful.image, doubtful.novelty) == ("1", None)
     assert notice.details == {"p": "nan", "distance": "inf", "n": 3.0}
 
 
 def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 0))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 0)
+    )
     (tmp_path / "outcomes.sqlite").mkdir()  # stands in for what SQLite cannot open
     with pytest.raises(EdgeNodeError, match="No space left") as refused, begun(tmp_path):
         pass
@@ -361,7 +400,9 @@ def copied(folder, copy):
 
 
 def test_an_outbox_that_was_restored_from_a_copy_uses_no_number_twice(tmp_path):
-    """Closed in order and in use: in neither can what came after the copy be known from the copy."""
+    """Closed in order and in use: in neither can what came after the copy be known from the
+    copy.
+    """
     for closed in (True, False):
         folder = tmp_path / f"{closed}"
         with begun(folder) as outbox:
@@ -388,9 +429,13 @@ def test_a_damaged_outbox_gives_what_can_be_read_of_it_to_all_sinks(tmp_path, ca
     path = tmp_path / "outcomes.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE cursors SET seq = seq + 5 WHERE name = 'a'")  # as a flipped bit does
-        db.execute("UPDATE outcomes SET data = X'7B7D' WHERE seq = (SELECT MAX(seq) - 3 FROM outcomes)")
+        db.execute(
+            "UPDATE outcomes SET data = X'7B7D' WHERE seq = (SELECT MAX(seq) - 3 FROM outcomes)"
+        )
     with begun(tmp_path) as outbox:
-        assert len(images(outbox)) == rows(tmp_path) == rows_of(*tmp_path.glob("damaged-*.sqlite")) - 1
+        assert (
+            len(images(outbox)) == rows(tmp_path) == rows_of(*tmp_path.glob("damaged-*.sqlite")) - 1
+        )
     assert "the checksum of a cursor does not match" in caplog.text
 
 
@@ -399,7 +444,9 @@ def rows_of(path):
         return db.execute("SELECT COUNT(*) FROM outcomes").fetchone()[0]
 
 
-def test_a_write_ahead_log_that_was_cut_is_told_and_its_numbers_are_not_used_again(tmp_path, caplog):
+def test_a_write_ahead_log_that_was_cut_is_told_and_its_numbers_are_not_used_again(
+    tmp_path, caplog
+):
     with begun(tmp_path / "live") as outbox:
         for number in range(9):
             outbox.put(verdict(number))

@@ -1,4 +1,6 @@
-"""The page of labels, of a live line in a real browser: one image after another, many at once, and what it takes."""
+"""The page of labels, of a live line in a real browser: one image after another,
+many at once, and what it takes.
+"""
 
 import io
 import json
@@ -22,7 +24,8 @@ from tests.support.waiting import wait_until
 
 PASSWORD = "correct horse"  # noqa: S105  (of a line that lives for this test)
 SEND = """([path, content]) => fetch(path, {method: "POST", body: JSON.stringify(content),
-  headers: {"Content-Type": "application/json"}}).then(async (answer) => [answer.status, await answer.json()])"""
+  headers: {"Content-Type": "application/json"}}).then(async (answer) => [answer.status, \
+await answer.json()])"""
 KEPT = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}\.png")
 
 
@@ -50,13 +53,18 @@ class Line:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.images / "labels-line-1.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.images / "labels-line-1.jsonl").read_text().splitlines()
+        ]
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Path]]:
     folder = tmp_path_factory.mktemp("line")
-    (folder / "line.toml").write_text('[keep]\npath = "kept"\nwhat = "all"\nsample = 1.0\n[labels]\npath = "images"\n')
+    (folder / "line.toml").write_text(
+        '[keep]\npath = "kept"\nwhat = "all"\nsample = 1.0\n[labels]\npath = "images"\n'
+    )
     Accounts(folder / "state").set("anna", PASSWORD)
     bundle = judged_bundle(folder / "bundle")
     with serving_daemon(folder / "state", bundle, "--config", folder / "line.toml") as found:
@@ -101,7 +109,9 @@ def current(page: Page) -> str:
     return str(name)
 
 
-def test_a_key_gives_the_image_a_class_and_the_next_one_is_asked_about(page: Page, line: Line) -> None:
+def test_a_key_gives_the_image_a_class_and_the_next_one_is_asked_about(
+    page: Page, line: Line
+) -> None:
     first = current(page)
     page.tab.keyboard.press("3")
     expect(page.tab.locator("#said")).to_have_text("blue: 1 labelled")
@@ -142,7 +152,9 @@ def test_an_image_is_left_for_later_or_laid_aside(page: Page, line: Line) -> Non
     assert second not in line.labelled
 
 
-def test_in_the_grid_similar_images_stand_together_and_are_labelled_at_once(page: Page, line: Line) -> None:
+def test_in_the_grid_similar_images_stand_together_and_are_labelled_at_once(
+    page: Page, line: Line
+) -> None:
     page.tab.keyboard.press("g")
     expect(page.tab.locator(".cell")).to_have_count(6)
     labels = page.tab.locator(".cell b").all_inner_texts()
@@ -150,7 +162,10 @@ def test_in_the_grid_similar_images_stand_together_and_are_labelled_at_once(page
     assert len(set(labels)) == 3
     page.tab.keyboard.press("a")
     expect(page.tab.locator(".cell[aria-selected=true]")).to_have_count(2)
-    chosen = page.ask("[...document.querySelectorAll('.cell[aria-selected=true]')].map((cell) => cell.dataset.kept)")
+    chosen = page.ask(
+        "[...document.querySelectorAll('.cell[aria-selected=true]')].map((cell) => "
+        "cell.dataset.kept)"
+    )
     page.tab.keyboard.press("2")
     expect(page.tab.locator("#said")).to_have_text("green: 2 labelled")
     assert [line.labelled[name] for name in chosen] == ["green", "green"]
@@ -179,7 +194,11 @@ def test_images_are_selected_by_mouse_and_by_keyboard(page: Page) -> None:
 
 def test_what_changes_something_needs_a_login_and_looking_does_not(line: Line) -> None:
     client = line.running.client
-    for path, content in {"label": {"images": [], "label": "red"}, "undo": {}, "overrule": {"id": "0"}}.items():
+    for path, content in {
+        "label": {"images": [], "label": "red"},
+        "undo": {},
+        "overrule": {"id": "0"},
+    }.items():
         assert client.post(f"/labels/{path}", json=content).status_code == 401
     assert client.get("/labels/queue?count=1").json() == {"line": "line-1", "waiting": 6}
 
@@ -200,15 +219,22 @@ def test_the_first_label_asks_who_gives_it(browser: Page, line: Line) -> None:
 def test_a_class_that_the_model_lacks_and_an_image_that_is_gone_are_refused_with_a_remedy(
     page: Page, line: Line
 ) -> None:
-    status, told = page.tab.evaluate(SEND, ["label", {"images": line.waiting, "label": "../../etc"}])
-    assert (status, told["remedy"]) == (400, "take one of red, green, blue, or make its folder first")
+    status, told = page.tab.evaluate(
+        SEND, ["label", {"images": line.waiting, "label": "../../etc"}]
+    )
+    assert (status, told["remedy"]) == (
+        400,
+        "take one of red, green, blue, or make its folder first",
+    )
     assert page.tab.evaluate(SEND, ["overrule", {"id": "0"}])[0] == 404
     assert line.running.client.get("/labels/pictures/..%2Fx").status_code == 404
     assert line.running.client.get(f"/labels/pictures/{line.waiting[0]}?size=9").status_code == 400
     page.problems.clear()  # the browser logs what is refused
 
 
-def test_a_verdict_is_overruled_on_the_line_s_page_and_gets_its_class_there(page: Page, line: Line) -> None:
+def test_a_verdict_is_overruled_on_the_line_s_page_and_gets_its_class_there(
+    page: Page, line: Line
+) -> None:
     page.open(f"{line.running.url}/line/")
     verdict = line.inspect(0, name="part 9.png")
     expect(page.tab.locator("#image")).to_contain_text("part 9.png")
@@ -223,7 +249,9 @@ def test_a_verdict_is_overruled_on_the_line_s_page_and_gets_its_class_there(page
     assert "overruled" in line.history[-1]["images"][0]["doubts"]
 
 
-def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(page: Page, line: Line) -> None:
+def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(
+    page: Page, line: Line
+) -> None:
     page.open(f"{line.running.url}/line/")
     verdict = line.inspect(1, name="part 9.png")
     expect(page.tab.locator("#image")).to_contain_text("part 9.png")
@@ -241,10 +269,16 @@ def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(page: Pag
 
 def test_the_line_says_what_it_reaches_in_service(page: Page, line: Line) -> None:
     for name in line.waiting:
-        label = next(row[2] for row in line.running.client.get("/labels/queue").json()["images"] if row[0] == name)
+        label = next(
+            row[2]
+            for row in line.running.client.get("/labels/queue").json()["images"]
+            if row[0] == name
+        )
         page.tab.evaluate(SEND, ["label", {"images": [name], "label": label}])
     page.open(f"{line.running.url}/line/")
-    expect(page.tab.locator("#field")).to_have_text(re.compile(r"\d+\.\d% \(\d+% to \d+%\), \d+ labelled"))
+    expect(page.tab.locator("#field")).to_have_text(
+        re.compile(r"\d+\.\d% \(\d+% to \d+%\), \d+ labelled")
+    )
     field = line.running.client.get("/line/state").json()["field"]
     assert field["accuracy"]["images"] >= 6
     assert page.violations() == []
@@ -272,7 +306,9 @@ def test_it_fits_and_axe_finds_nothing_wrong(page: Page, theme: str, mode: str) 
 def test_nothing_is_asked_of_another_host_and_the_console_is_silent(page: Page, line: Line) -> None:
     page.tab.keyboard.press("g")
     expect(page.tab.locator(".cell")).to_have_count(6)
-    assert {httpx.URL(url).host for url in page.requests if not url.startswith("data:")} == {line.running.url.host}
+    assert {httpx.URL(url).host for url in page.requests if not url.startswith("data:")} == {
+        line.running.url.host
+    }
     assert page.problems == []
     sent = line.running.client.get("/labels/").headers["content-security-policy"]
     assert "default-src 'none'" in sent
@@ -280,7 +316,9 @@ def test_nothing_is_asked_of_another_host_and_the_console_is_silent(page: Page, 
 
 
 @pytest.mark.slow
-def test_with_ten_thousand_images_the_document_stays_small_and_keys_are_answered(browser: Page, line: Line) -> None:
+def test_with_ten_thousand_images_the_document_stays_small_and_keys_are_answered(
+    browser: Page, line: Line
+) -> None:
     first = line.kept / line.waiting[0]
     told = json.loads(first.with_suffix(".json").read_text())
     for number in range(10_000):

@@ -37,7 +37,9 @@ STRINGS: dict[str, dict[str, str]] = json.loads((SOURCES / "strings.json").read_
 def image(label: str) -> bytes:
     """A PNG of a class."""
     out = io.BytesIO()
-    Image.fromarray(picture(np.random.default_rng(0), CLASSES.index(label))).resize((64, 48)).save(out, "PNG")
+    Image.fromarray(picture(np.random.default_rng(0), CLASSES.index(label))).resize((64, 48)).save(
+        out, "PNG"
+    )
     return out.getvalue()
 
 
@@ -63,14 +65,22 @@ def test_a_browser_that_asks_for_nothing_in_particular_gets_the_page_and_a_progr
     line: Daemon,
 ) -> None:
     sent = line.client.get("/", headers={"accept": "text/html,*/*"})
-    assert (sent.status_code, sent.headers["location"], sent.headers["vary"]) == (303, "line/", "accept")
+    assert (sent.status_code, sent.headers["location"], sent.headers["vary"]) == (
+        303,
+        "line/",
+        "accept",
+    )
     assert line.client.get("/").json()["bundle"] == "tiny@1"
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("content", "decision", "label"),
-    [(image("no_defect"), "Good", "no_defect"), (image("scratch"), "Defect", "scratch"), (RED, "Check", "no_defect")],
+    [
+        (image("no_defect"), "Good", "no_defect"),
+        (image("scratch"), "Defect", "scratch"),
+        (RED, "Check", "no_defect"),
+    ],
     ids=["good", "defect", "check"],
 )
 def test_each_decision_is_shown_as_it_falls(
@@ -103,7 +113,10 @@ def test_the_picture_is_that_of_the_decision(page: Page, line: Daemon) -> None:
     line.classify(image("scratch"), "part 3.png")
     expect(page.tab.locator("#image")).to_have_text("part 3.png: Defect, scratch")
     expect(page.tab.locator("#picture")).to_be_visible()
-    assert page.ask("(async (shown) => { await shown.decode(); return shown.naturalWidth; })(picture)") == 480
+    assert (
+        page.ask("(async (shown) => { await shown.decode(); return shown.naturalWidth; })(picture)")
+        == 480
+    )
     assert page.ask("document.getElementById('picture').alt") == "part 3.png: Defect, scratch"
 
 
@@ -166,17 +179,35 @@ def test_defects_and_doubts_are_spoken_and_good_parts_are_not(page: Page, line: 
 
 
 def test_every_language_has_every_text_and_each_is_used() -> None:
-    code = "".join(file.read_text() for file in SOURCES.iterdir() if file.suffix in (".html", ".js"))
+    code = "".join(
+        file.read_text() for file in SOURCES.iterdir() if file.suffix in (".html", ".js")
+    )
     for language, words in STRINGS.items():
         assert words.keys() == STRINGS["en"].keys(), language
         for key, text in words.items():
-            assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", STRINGS["en"][key])), (language, key)
-    dynamic = {"ready", "draining", "stalled", "lost", "waiting", "defect", "good", "check", "failure"}
-    unused = {key for key in STRINGS["en"] if not re.search(rf"""["'.]{key}\b|name \}}""", code)} - dynamic
+            assert set(re.findall(r"{\w+}", text)) == set(
+                re.findall(r"{\w+}", STRINGS["en"][key])
+            ), (language, key)
+    dynamic = {
+        "ready",
+        "draining",
+        "stalled",
+        "lost",
+        "waiting",
+        "defect",
+        "good",
+        "check",
+        "failure",
+    }
+    unused = {
+        key for key in STRINGS["en"] if not re.search(rf"""["'.]{key}\b|name \}}""", code)
+    } - dynamic
     assert {key for key in unused if not key.startswith("doubt_")} == set()
 
 
-def test_the_language_is_the_browser_s_until_another_is_chosen_which_stays(line: Daemon, page: Page) -> None:
+def test_the_language_is_the_browser_s_until_another_is_chosen_which_stays(
+    line: Daemon, page: Page
+) -> None:
     context = page.tab.context.browser.new_context(locale="de-AT")  # type: ignore[union-attr]
     tab = context.new_page()
     line.classify(image("dent"))
@@ -197,18 +228,29 @@ def test_the_language_is_the_browser_s_until_another_is_chosen_which_stays(line:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (768, 1024), (1280, 800), (3840, 2160)])
-def test_it_fits_and_axe_finds_nothing_wrong(page: Page, theme: str, width: int, height: int) -> None:
+def test_it_fits_and_axe_finds_nothing_wrong(
+    page: Page, theme: str, width: int, height: int
+) -> None:
     page.look(width=width, height=height, theme=theme)
     expect(page.tab.locator("#picture")).to_be_visible()
     assert page.ask("document.documentElement.scrollWidth <= innerWidth")
     assert page.violations() == []
 
 
-@pytest.mark.parametrize(("width", "height"), [(1024, 768), (1280, 800), (1920, 1080), (3840, 2160)])
-def test_on_a_screen_all_is_seen_at_once_and_the_decision_from_afar(page: Page, width: int, height: int) -> None:
-    """Letters of a 300th of the distance can be read: 1 cm from three metres, on a tablet 25 cm wide."""
+@pytest.mark.parametrize(
+    ("width", "height"), [(1024, 768), (1280, 800), (1920, 1080), (3840, 2160)]
+)
+def test_on_a_screen_all_is_seen_at_once_and_the_decision_from_afar(
+    page: Page, width: int, height: int
+) -> None:
+    """Letters of a 300th of the distance can be read: 1 cm from three metres,
+    on a tablet 25 cm wide.
+    """
     page.look(width=width, height=height)
-    assert page.ask("parseFloat(getComputedStyle(document.getElementById('decision')).fontSize)") > width * 1 / 25
+    assert (
+        page.ask("parseFloat(getComputedStyle(document.getElementById('decision')).fontSize)")
+        > width * 1 / 25
+    )
     for section in ("verdict", "live", "figures"):
         box: Any = page.tab.locator(f"#{section}").bounding_box()
         assert box["y"] + box["height"] <= height, section
@@ -220,15 +262,23 @@ def test_everything_is_reached_with_the_tab_key(page: Page) -> None:
     reached = set()
     for _ in range(20):
         page.tab.keyboard.press("Tab")
-        reached.add(page.ask("document.activeElement.id || document.activeElement.closest('section')?.id"))
+        reached.add(
+            page.ask("document.activeElement.id || document.activeElement.closest('section')?.id")
+        )
     assert {"language", "heat", "hold", "rejects"} <= reached
 
 
-def test_nothing_is_asked_of_another_host_and_the_console_is_silent(page: Page, line: Daemon) -> None:
+def test_nothing_is_asked_of_another_host_and_the_console_is_silent(
+    page: Page, line: Daemon
+) -> None:
     page.tab.keyboard.press("h")
     expect(page.tab.locator("#picture")).to_have_attribute("src", re.compile("heat=1"))
     page.tab.keyboard.press("h")
-    others = [url for url in page.requests if httpx.URL(url).host != line.url.host and not url.startswith("data:")]
+    others = [
+        url
+        for url in page.requests
+        if httpx.URL(url).host != line.url.host and not url.startswith("data:")
+    ]
     assert others == []
     assert page.problems == []
 
@@ -258,7 +308,9 @@ def test_a_picture_is_drawn_once_however_many_ask_for_it(tmp_path: Path) -> None
             return await super().run_in_decoder(function, argument)
 
     async def ask(paths: list[str]) -> list[httpx.Response]:
-        transport = httpx.ASGITransport(App(pipeline, Metrics(), pages=[*LinePage("a", pipeline, recent, _no).routes]))
+        transport = httpx.ASGITransport(
+            App(pipeline, Metrics(), pages=[*LinePage("a", pipeline, recent, _no).routes])
+        )
         async with httpx.AsyncClient(transport=transport, base_url="http://line") as client:
             return await asyncio.gather(*map(client.get, paths))
 
@@ -294,11 +346,16 @@ def test_a_state_that_cannot_be_shown_is_never_taken_for_the_newest(page: Page) 
     expect(page.tab.locator("#connection")).to_have_text("Live")
 
 
-def test_a_line_that_is_gone_is_told_and_its_last_decision_turns_gray(browser: Page, tmp_path: Path) -> None:
+def test_a_line_that_is_gone_is_told_and_its_last_decision_turns_gray(
+    browser: Page, tmp_path: Path
+) -> None:
     with daemon(tiny_bundle(tmp_path / "bundle", size=SIZE, classes=CLASSES).folder) as ending:
         ending.classify(image("dent"))
         browser.open(f"{ending.url}/line/")
         expect(browser.tab.locator("#decision")).to_have_text("Defect")
         ending.process.kill()
         expect(browser.tab.locator("#connection")).to_contain_text("No connection to the line")
-        assert browser.ask("getComputedStyle(document.getElementById('verdict')).filter") == "grayscale(1)"
+        assert (
+            browser.ask("getComputedStyle(document.getElementById('verdict')).filter")
+            == "grayscale(1)"
+        )

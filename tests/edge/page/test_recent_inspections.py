@@ -1,4 +1,6 @@
-"""What a line remembers of its inspections for those who look at it: little, and only as long as they look."""
+"""What a line remembers of its inspections for those who look at it: little,
+and only as long as they look.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,7 +31,9 @@ class Watched:
 
     def inspect(self, label: str, name: str = "part") -> str:
         """The id of the verdict on an image of this class."""
-        found = self.pipeline.inspect_sync(Frame(name, picture(np.random.default_rng(0), CLASSES.index(label))))
+        found = self.pipeline.inspect_sync(
+            Frame(name, picture(np.random.default_rng(0), CLASSES.index(label)))
+        )
         assert not isinstance(found, Failure)
         assert found.verdict.label == label
         return found.verdict.id
@@ -44,7 +48,12 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 def test_before_the_first_image_there_is_nothing_to_see(watched: Watched) -> None:
     found = watched.recent.snapshot()
-    assert (found["last"], found["failure"], found["latency"], found["per_minute"]) == (None, None, None, 0)
+    assert (found["last"], found["failure"], found["latency"], found["per_minute"]) == (
+        None,
+        None,
+        None,
+        0,
+    )
 
 
 def test_images_defects_and_failures_are_counted_and_passed_on(watched: Watched) -> None:
@@ -75,7 +84,9 @@ def test_the_pace_is_that_of_the_last_minute(watched: Watched) -> None:
     assert watched.recent.snapshot()["per_minute"] == 0
 
 
-def test_the_last_defects_stand_there_the_newest_first_each_with_what_the_network_saw(watched: Watched) -> None:
+def test_the_last_defects_stand_there_the_newest_first_each_with_what_the_network_saw(
+    watched: Watched,
+) -> None:
     ids = [watched.inspect("dent", f"part-{number}") for number in range(REJECTS + 3)]
     watched.inspect("no_defect")
     told = watched.recent.snapshot()["rejects"]
@@ -96,7 +107,9 @@ def test_a_defect_that_was_told_a_moment_ago_is_still_held(watched: Watched) -> 
     assert watched.recent.find_reject(ids[0]) is None
 
 
-def test_an_image_that_was_looked_at_is_held_while_others_are_inspected_but_not_for_ever(watched: Watched) -> None:
+def test_an_image_that_was_looked_at_is_held_while_others_are_inspected_but_not_for_ever(
+    watched: Watched,
+) -> None:
     first = watched.inspect("dent")
     watched.recent.snapshot()
     for _ in range(3):
@@ -119,5 +132,11 @@ def test_nothing_whole_is_held_but_the_last_image_once_nobody_looks(watched: Wat
 def test_of_notices_the_newest_are_kept(watched: Watched) -> None:
     for number in range(NOTICES + 2):
         watched.recent.put(Notice(kind="drift", text=str(number), time=current_time()))
-    assert [notice.text for notice in watched.recent.snapshot()["notices"]] == ["6", "5", "4", "3", "2"]
+    assert [notice.text for notice in watched.recent.snapshot()["notices"]] == [
+        "6",
+        "5",
+        "4",
+        "3",
+        "2",
+    ]
     assert len(watched.passed_on) == NOTICES + 2

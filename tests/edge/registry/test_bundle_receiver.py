@@ -1,4 +1,6 @@
-"""A new bundle comes to a line over the plant's own broker; whatever else comes is refused, and the line lives on."""
+"""A new bundle comes to a line over the plant's own broker; whatever else comes is refused,
+and the line lives on.
+"""
 
 import contextlib
 import hashlib
@@ -60,7 +62,9 @@ class Receiving(Running):
     url = ""
 
     def send(self, folder: Path) -> Answer:
-        return bundle_sender.send_bundle(folder, Endpoint.parse(self.url), self.name, lambda _: None)
+        return bundle_sender.send_bundle(
+            folder, Endpoint.parse(self.url), self.name, lambda _: None
+        )
 
 
 DEFAULT = Gate()
@@ -144,16 +148,24 @@ def test_what_is_not_of_this_lines_node_or_older_is_refused_before_its_graph_is_
     served = []
     read = bundle_sender.BlobStore.read
     monkeypatch.setattr(
-        bundle_sender.BlobStore, "read", lambda self, *which: served.append(which[0]) or read(self, *which)
+        bundle_sender.BlobStore,
+        "read",
+        lambda self, *which: served.append(which[0]) or read(self, *which),
     )
     theirs = FederationKeys()
     for number, (folder, reason) in enumerate(
         [
-            (ours.bundle(tmp_path / "0", key=ours.keys["plant-b"], node="plant-b"), "is of plant-b"),
+            (
+                ours.bundle(tmp_path / "0", key=ours.keys["plant-b"], node="plant-b"),
+                "is of plant-b",
+            ),
             (ours.bundle(tmp_path / "1", key=ours.keys["plant-b"]), "not signed by plant-a"),
             (theirs.bundle(tmp_path / "2"), "charter cannot be relied on"),
             (ours.bundle(tmp_path / "3", version=6), "is older"),
-            (ours.bundle(tmp_path / "4", version=9, broadcast=None), "its coordinator has signed none"),
+            (
+                ours.bundle(tmp_path / "4", version=9, broadcast=None),
+                "its coordinator has signed none",
+            ),
         ]
     ):
         assert reason in refusal(line, folder), number
@@ -167,7 +179,10 @@ def test_a_bundle_that_has_failed_in_service_does_not_come_again(line, ours, tmp
     line.line.on_model_error(line.line.model, RuntimeError("no memory"))
     line.until(line.digests[0])
     answer = line.send(folder)
-    assert (answer.state, "has failed in service: it cannot compute" in answer.text) == ("refused", True)
+    assert (answer.state, "has failed in service: it cannot compute" in answer.text) == (
+        "refused",
+        True,
+    )
 
 
 def test_what_the_gate_refuses_is_told_with_what_it_has_found(ours, plant, tmp_path):
@@ -185,7 +200,9 @@ def test_an_unsigned_bundle_is_not_even_offered(line, tmp_path):
 
 def test_a_line_that_is_not_there_is_told(plant, ours, tmp_path):
     with pytest.raises(EdgeNodeError, match="line 'nowhere' does not answer"):
-        bundle_sender.send_bundle(ours.bundle(tmp_path / "next"), Endpoint.parse(plant), "nowhere", print, patience=0.5)
+        bundle_sender.send_bundle(
+            ours.bundle(tmp_path / "next"), Endpoint.parse(plant), "nowhere", print, patience=0.5
+        )
 
 
 # ---------------------------------------------------------------- who must not
@@ -199,7 +216,9 @@ def test_a_line_that_checks_no_signatures_takes_nothing_from_a_broker(tmp_path):
 
 
 def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, plant):
-    """On one that asks nobody the federation is found; on one that does, no member may speak or listen there."""
+    """On one that asks nobody the federation is found; on one that does,
+    no member may speak or listen there.
+    """
     folder = ours.bundle(tmp_path / "next")
     spec = topics.spec("steel")
     client = paho.Client(paho.CallbackAPIVersion.VERSION2)
@@ -216,7 +235,9 @@ def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, 
         client.publish(spec, b"", 1, retain=True).wait_for_publish(60)
         client.disconnect()
     with pytest.raises(EdgeNodeError):
-        bundle_sender.send_bundle(folder, Endpoint.parse(provisioned.url), "line-1", print, patience=1.0)
+        bundle_sender.send_bundle(
+            folder, Endpoint.parse(provisioned.url), "line-1", print, patience=1.0
+        )
     member = Endpoint.from_kit(provisioned.kits["plant-a"], with_signer=False)
     with pytest.raises(EdgeNodeError):
         bundle_sender.send_bundle(folder, member, "line-1", print, patience=1.0)
@@ -225,14 +246,20 @@ def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, 
 def test_no_member_of_any_federation_may_speak_or_listen_where_bundles_travel():
     names = ("line-1", "nodes", "blobs", "lines")
     sender, digest = "sender-0123456789abcdef", "0" * 64
-    used = [each for name in names for each in (topics.bundle_offers(name), topics.bundle_answers(name))]
+    used = [
+        each for name in names for each in (topics.bundle_offers(name), topics.bundle_answers(name))
+    ]
     used += [topics.want(topics.line_namespace(name), sender, "line-x") for name in names]
     used += [topics.chunks(topics.line_namespace(name), sender, digest, 262_144) for name in names]
     for federation in ("+", "lines", "steel"):
         for member in (topics.COORDINATOR, topics.MONITOR, "plant-a", "nodes", "bundles", "blobs"):
             given = access_list.rights(member, federation)
             for topic in used:
-                assert [each for each in (*given.reads, *given.writes) if paho.topic_matches_sub(each, topic)] == []
+                assert [
+                    each
+                    for each in (*given.reads, *given.writes)
+                    if paho.topic_matches_sub(each, topic)
+                ] == []
 
 
 # ---------------------------------------------------------------- hostile senders
@@ -246,7 +273,9 @@ class Hostile:
         self.sender = f"sender-{secrets.token_hex(8)}"
 
     def say(self, payload: bytes, topic: str = "") -> None:
-        self._client.publish(topic or topics.bundle_offers(self.line.name), payload, 1).wait_for_publish(60)
+        self._client.publish(
+            topic or topics.bundle_offers(self.line.name), payload, 1
+        ).wait_for_publish(60)
 
     def refused(self, payload: bytes) -> str:
         """Why the line refuses an offer, which is repeated until the line hears it."""
@@ -255,7 +284,8 @@ class Hostile:
             self.say(payload)
             with contextlib.suppress(queue.Empty):
                 said = json.loads(self._heard.get(timeout=2).payload)
-                while said["sender"] != sender:  # a late answer to an offer before, which was repeated
+                # a late answer to an offer before, which was repeated
+                while said["sender"] != sender:
                     said = json.loads(self._heard.get(timeout=2).payload)
                 assert said["state"] == "refused"
                 return str(said["text"])
@@ -265,8 +295,11 @@ class Hostile:
             {"name": name, "digest": hashlib.sha256(name.encode()).hexdigest(), "size": 60}
             for name in ("manifest.json", "manifest.sig", "charter", "model.onnx", "golden.png")
         ]
-        sender = f"sender-{secrets.token_hex(8)}"  # another one each time, by which its answer is known
-        return json.dumps({"sender": sender, "chunk_size": 262_144, "files": files} | changes).encode()
+        # another one each time, by which its answer is known
+        sender = f"sender-{secrets.token_hex(8)}"
+        return json.dumps(
+            {"sender": sender, "chunk_size": 262_144, "files": files} | changes
+        ).encode()
 
 
 @pytest.fixture
@@ -295,10 +328,16 @@ def test_offers_that_cannot_be_are_refused_by_name(line, hostile, ours, tmp_path
         ({"files": [file("x")] * 100}, "files"),
         ({"files": [file("x", 1 << 50)]}, "size"),
         ({"files": [{"name": "x", "digest": "../../etc/passwd", "size": 3}]}, "digest"),
-        ({"files": [*signed, file("model.onnx", 300 << 20), file("golden.png", 300 << 20)]}, "more than 512 MiB"),
+        (
+            {"files": [*signed, file("model.onnx", 300 << 20), file("golden.png", 300 << 20)]},
+            "more than 512 MiB",
+        ),
         ({"files": [file("model.onnx")]}, "no manifest.json"),
         ({"files": [*signed, signed[0]]}, "no manifest.json"),
-        ({"files": [file("manifest.json", 2 << 20), *signed[1:]]}, "no manifest.json, or one that is too large"),
+        (
+            {"files": [file("manifest.json", 2 << 20), *signed[1:]]},
+            "no manifest.json, or one that is too large",
+        ),
         ({"files": 3}, "files"),
     ):
         assert reason in hostile.refused(hostile.offer(**changes))
@@ -317,7 +356,10 @@ def twisted(change: Callable[[Offer], Offer], monkeypatch: pytest.MonkeyPatch) -
 
 def renamed(old: str, new: str) -> Callable[[Offer], Offer]:
     def change(offer: Offer) -> Offer:
-        files = tuple(File(new if each.name == old else each.name, each.digest, each.size) for each in offer.files)
+        files = tuple(
+            File(new if each.name == old else each.name, each.digest, each.size)
+            for each in offer.files
+        )
         return msgspec.structs.replace(offer, files=files)
 
     return change
@@ -325,7 +367,10 @@ def renamed(old: str, new: str) -> Callable[[Offer], Offer]:
 
 def resized(name: str, by: int) -> Callable[[Offer], Offer]:
     def change(offer: Offer) -> Offer:
-        files = tuple(File(each.name, each.digest, each.size + by * (each.name == name)) for each in offer.files)
+        files = tuple(
+            File(each.name, each.digest, each.size + by * (each.name == name))
+            for each in offer.files
+        )
         return msgspec.structs.replace(offer, files=files)
 
     return change
@@ -338,8 +383,14 @@ def test_names_and_files_other_than_the_manifests_are_refused(line, ours, tmp_pa
         (renamed("model.onnx", "../model.onnx"), "../model.onnx"),
         (renamed("golden.png", "/etc/passwd"), "/etc/passwd"),
         (renamed("golden.png", "model.onnx"), "not what the manifest lists"),
-        (lambda offer: msgspec.structs.replace(offer, files=(*offer.files, extra)), "../../../etc/cron.d/x"),
-        (lambda offer: msgspec.structs.replace(offer, files=offer.files[:-1]), "not what the manifest lists"),
+        (
+            lambda offer: msgspec.structs.replace(offer, files=(*offer.files, extra)),
+            "../../../etc/cron.d/x",
+        ),
+        (
+            lambda offer: msgspec.structs.replace(offer, files=offer.files[:-1]),
+            "not what the manifest lists",
+        ),
     ):
         with twisted(change, monkeypatch):
             assert reason in refusal(line, folder)
@@ -356,7 +407,9 @@ def test_sizes_that_are_not_those_of_the_files_end_in_a_refusal(line, ours, tmp_
     assert line.send(folder).state == "active"
 
 
-def test_chunks_that_are_wrong_are_refused_and_the_next_sender_is_heard(line, ours, tmp_path, monkeypatch):
+def test_chunks_that_are_wrong_are_refused_and_the_next_sender_is_heard(
+    line, ours, tmp_path, monkeypatch
+):
     folder, honest = ours.bundle(tmp_path / "next", version=8), blob_transfer.encode_chunk
 
     def forged(number: int, data: bytes) -> bytes:
@@ -376,14 +429,23 @@ def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile,
         hostile.say(hostile.offer())  # nobody is behind it
         hostile.say(os.urandom(3000))
     for _ in range(100):
-        topic = topics.chunks(topics.line_namespace(line.name), hostile.sender, secrets.token_hex(32), 262_144)
+        topic = topics.chunks(
+            topics.line_namespace(line.name), hostile.sender, secrets.token_hex(32), 262_144
+        )
         hostile.say(os.urandom(100_000), topic)
     deadline = time.monotonic() + PATIENCE
     while (answer := line.send(ours.bundle(tmp_path / "next", version=8))).state != "active":
         assert time.monotonic() < deadline, answer
     assert line.judge()[0].model == line.store.state().active
     with contextlib.suppress(FileNotFoundError):
-        assert sum(path.stat().st_size for path in (line.store.folder / "arriving").rglob("*") if path.is_file()) < 1e6
+        assert (
+            sum(
+                path.stat().st_size
+                for path in (line.store.folder / "arriving").rglob("*")
+                if path.is_file()
+            )
+            < 1e6
+        )
 
 
 # ---------------------------------------------------------------- as processes
@@ -391,13 +453,18 @@ def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile,
 
 def test_send_reaches_a_daemon_and_its_exit_code_says_what_became_of_it(ours, plant, tmp_path):
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
-    (tmp_path / "line.toml").write_text(f'line = "press-3"\ntrust = "plant-a.trust"\n[arrival]\nurl = "{plant}"\n')
+    (tmp_path / "line.toml").write_text(
+        f'line = "press-3"\ntrust = "plant-a.trust"\n[arrival]\nurl = "{plant}"\n'
+    )
     first, next_ = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     with serving_daemon(tmp_path / "memory", first, "--config", tmp_path / "line.toml") as running_:
         sent = here("bundle", "send", next_, plant, "--line", "press-3")
         assert sent.returncode == 0, sent.stderr
         assert "plant-a@30" in sent.stdout
-        assert running_.classify(RED).json()["model"] == line_store(tmp_path / "memory", "press-3").state().active
+        assert (
+            running_.classify(RED).json()["model"]
+            == line_store(tmp_path / "memory", "press-3").state().active
+        )
         refused = here("bundle", "send", first, plant, "--line", "press-3", "--json")
         assert refused.returncode == 1
         assert "is older" in json.loads(refused.stdout)["text"]
@@ -411,7 +478,9 @@ def test_a_broker_that_is_away_does_not_keep_the_line_from_its_work(ours, tmp_pa
     settings = Settings(arrival=bundle_messages.Settings(url="mqtt://127.0.0.1:1"))
     assert settings.arrival
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
-    (tmp_path / "line.toml").write_text('trust = "plant-a.trust"\n[arrival]\nurl = "mqtt://127.0.0.1:1"\n')
+    (tmp_path / "line.toml").write_text(
+        'trust = "plant-a.trust"\n[arrival]\nurl = "mqtt://127.0.0.1:1"\n'
+    )
     with serving_daemon(
         tmp_path / "memory", ours.bundle(tmp_path / "7"), "--config", tmp_path / "line.toml"
     ) as running_:

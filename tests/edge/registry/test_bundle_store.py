@@ -31,7 +31,11 @@ def test_a_bundle_is_kept_by_its_digest_and_the_same_one_only_once(store, tmp_pa
     assert store.add(folder, "me") == digest
     assert store.digests() == [digest]
     assert store.manifest(digest).id == "tiny@1"
-    assert sorted(path.name for path in store.path(digest).iterdir()) == ["golden.png", "manifest.json", "model.onnx"]
+    assert sorted(path.name for path in store.path(digest).iterdir()) == [
+        "golden.png",
+        "manifest.json",
+        "model.onnx",
+    ]
     assert events(store) == [("added", digest)]
     assert store.folder.stat().st_mode & 0o077 == 0
 
@@ -57,7 +61,12 @@ def test_what_was_served_before_is_the_way_back(tmp_path):
     state = store.record_rollback("the line", "too slow", failed=True)
     assert (state.active, state.previous, state.trial, state.bad) == (one, "", 0, {two: "too slow"})
     last = state.history[-1]
-    assert (last.what, last.bundle, last.by, last.why) == ("rolled back", two, "the line", "too slow")
+    assert (last.what, last.bundle, last.by, last.why) == (
+        "rolled back",
+        two,
+        "the line",
+        "too slow",
+    )
     state = store.record_activation(two, "me", "on purpose")
     assert (state.bad, state.previous) == ({}, one)
     store.record_confirmation("the line")
@@ -75,7 +84,9 @@ def test_a_bundle_that_replaces_one_on_probation_goes_back_to_the_last_that_has_
 
 
 def test_old_bundles_are_forgotten_but_never_the_two_that_matter(tmp_path):
-    store, (first, second) = stored(tmp_path / "bundles", tiny(tmp_path / "a"), tiny(tmp_path / "b", 2))
+    store, (first, second) = stored(
+        tmp_path / "bundles", tiny(tmp_path / "a"), tiny(tmp_path / "b", 2)
+    )
     store.record_activation(second, "me")
     for number in range(KEPT + 4):
         store.add(tiny(tmp_path / str(number), 10 + number), "me")
@@ -137,7 +148,8 @@ def step(function):
             os.kill(os.getpid(), 9)
         return done
     return run
-disk.sync, Path.replace, Path.rename, Path.mkdir = map(step, (disk.sync, Path.replace, Path.rename, Path.mkdir))
+disk.sync, Path.replace, Path.rename, Path.mkdir = map(step, (disk.sync, Path.replace, \
+Path.rename, Path.mkdir))
 store = BundleStore(Path(sys.argv[2]))
 digest = store.add(Path(sys.argv[3]), "me")
 store.record_activation(digest, "me")

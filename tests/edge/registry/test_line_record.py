@@ -1,4 +1,6 @@
-"""The record of a line: each event once, in order and for ever, whatever is killed, lost or restored in between."""
+"""The record of a line: each event once, in order and for ever, whatever is killed,
+lost or restored in between.
+"""
 
 import json
 import shutil
@@ -27,11 +29,16 @@ def copied(store: BundleStore) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_it_says_what_happened_to_which_bundle_and_what_was_served_from_then_on(tmp_path: Path) -> None:
+def test_it_says_what_happened_to_which_bundle_and_what_was_served_from_then_on(
+    tmp_path: Path,
+) -> None:
     store, (one, two) = stored(tmp_path / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.record_activation(two, "mia", "on purpose")
     store.record_rollback("the line", "too slow", failed=True)
-    made = [(each["what"], each["bundle"], each.get("serving", ""), each["by"]) for each in entries(store)]
+    made = [
+        (each["what"], each["bundle"], each.get("serving", ""), each["by"])
+        for each in entries(store)
+    ]
     assert made == [
         ("added", one, "", "test"),
         ("added", two, "", "test"),
@@ -39,7 +46,9 @@ def test_it_says_what_happened_to_which_bundle_and_what_was_served_from_then_on(
         ("activated", two, two, "mia"),
         ("rolled back", two, one, "the line"),
     ]
-    assert [each["sha256"] for each in entries(store)][:2] == [read_digest(store.path(each)) for each in (one, two)]
+    assert [each["sha256"] for each in entries(store)][:2] == [
+        read_digest(store.path(each)) for each in (one, two)
+    ]
     assert copied(store) == 5
     assert store.head is not None
     assert store.head.entries == 5
@@ -49,7 +58,9 @@ def test_it_forgets_nothing_that_the_state_forgets(tmp_path: Path) -> None:
     store, (one,) = stored(tmp_path / "line-1", tiny(tmp_path / "1"))
     for number in range(_HISTORY + 5):
         store.record_refusal(one, "mia", str(number))
-    assert [each.get("why") for each in entries(store)[2:]] == [str(number) for number in range(_HISTORY + 5)]
+    assert [each.get("why") for each in entries(store)[2:]] == [
+        str(number) for number in range(_HISTORY + 5)
+    ]
     assert len(store.state().history) == _HISTORY
 
 
@@ -77,9 +88,13 @@ store.record_refusal("0" * 12, "me", "killed")
 
 
 @pytest.mark.parametrize("step", ["before the copy", "within the copy"])
-def test_a_kill_between_an_event_and_its_copy_loses_and_doubles_nothing(tmp_path: Path, step: str) -> None:
+def test_a_kill_between_an_event_and_its_copy_loses_and_doubles_nothing(
+    tmp_path: Path, step: str
+) -> None:
     store, _ = stored(tmp_path / "line-1", tiny(tmp_path / "1"))
-    done = subprocess.run([sys.executable, "-c", KILLED, store.folder, step], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, store.folder, step], check=False, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL
     assert (store.state().history[-1].why, copied(store)) == ("killed", 3)
     before = entries(store)
@@ -90,7 +105,9 @@ def test_a_kill_between_an_event_and_its_copy_loses_and_doubles_nothing(tmp_path
     assert entries(store)[-1]["why"] == "after"
 
 
-def test_a_state_that_was_lost_or_restored_from_an_older_copy_changes_no_entry(tmp_path: Path) -> None:
+def test_a_state_that_was_lost_or_restored_from_an_older_copy_changes_no_entry(
+    tmp_path: Path,
+) -> None:
     store, (one,) = stored(tmp_path / "line-1", tiny(tmp_path / "1"))
     path = store.folder / "state.json"
     older = path.read_bytes()
@@ -102,8 +119,10 @@ def test_a_state_that_was_lost_or_restored_from_an_older_copy_changes_no_entry(t
     path.unlink()
     store.record_activation(one, "mia", "after the state was lost")
     assert [each["why"] for each in entries(store)[2:]] == [
-        "newer than the copy", "after the copy was restored", "after the state was lost",
-    ]  # fmt: skip
+        "newer than the copy",
+        "after the copy was restored",
+        "after the state was lost",
+    ]
 
 
 def test_a_file_that_was_cut_or_lost_is_made_whole_from_the_state(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A new bundle must prove itself beside the running one, and for a while in service; else the line goes back."""
+"""A new bundle must prove itself beside the running one, and for a while in service;
+else the line goes back.
+"""
 
 import asyncio
 import contextlib
@@ -21,7 +23,14 @@ from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from edge.registry.bundle_store import BundleStore
-from edge.registry.pre_rollout_checks import ENOUGH, OF_A_CLASS, SAMPLE, Gate, Sample, assess_candidate
+from edge.registry.pre_rollout_checks import (
+    ENOUGH,
+    OF_A_CLASS,
+    SAMPLE,
+    Gate,
+    Sample,
+    assess_candidate,
+)
 from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.federation_keys import FederationKeys
@@ -39,7 +48,9 @@ def latencies() -> Iterator[dict[int, float]]:
 @pytest.fixture
 def line(tmp_path) -> Iterator[Running]:
     """Serves the first of two bundles that answer alike."""
-    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2)), Gate()) as found:
+    with running(
+        *stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2)), Gate()
+    ) as found:
         yield found
 
 
@@ -73,10 +84,14 @@ def test_a_bundle_that_disagrees_is_refused_unless_somebody_insists(tmp_path):
     other = tiny(tmp_path / "2", 2, OTHERS)
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
         line.judge(ENOUGH - 1)
-        assert any("too few to judge by" in each for each in line.rollout.activate(line.digests[1], "me"))
+        assert any(
+            "too few to judge by" in each for each in line.rollout.activate(line.digests[1], "me")
+        )
         line.rollout.roll_back("me")
         line.judge(ENOUGH)
-        assert f"agrees with the running one on 0 of the last {2 * ENOUGH - 1}" in refused(line, line.digests[1])
+        assert f"agrees with the running one on 0 of the last {2 * ENOUGH - 1}" in refused(
+            line, line.digests[1]
+        )
         line.rollout.activate(line.digests[1], "me", force=True)
         assert line.judge()[0].label == "green"
 
@@ -90,18 +105,25 @@ def test_a_bundle_may_disagree_where_the_running_one_was_in_doubt():
     sample = Sample()
     for number in range(2 * ENOUGH):
         seen: Any = SimpleNamespace(
-            model=model, tiled=SimpleNamespace(pixels=np.zeros((1, 8, 8, 3), np.uint8)), inference_seconds=0.01, tile=0,
+            model=model,
+            tiled=SimpleNamespace(pixels=np.zeros((1, 8, 8, 3), np.uint8)),
+            inference_seconds=0.01,
+            tile=0,
             outputs=Outputs(np.float32([[0.6, 0.4]] if number % 2 else [[0.1, 0.9]])),
             verdict=DOUBTED if number % 2 else SURE,
-        )  # fmt: skip
+        )
         sample.add(seen)
     assert [each.label for each in sample.inputs_of(model)] == ["green"] * ENOUGH
 
 
 def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes():
-    """A line of good parts: 16 tiles each, and one bad tile in one part of a hundred, which no other tile shows."""
+    """A line of good parts: 16 tiles each, and one bad tile in one part of a hundred,
+    which no other tile shows.
+    """
     manifest = SimpleNamespace(classes=("no_defect", "scratch"), input=SimpleNamespace(size=8))
-    says_no_defect = SimpleNamespace(manifest=manifest, labels=lambda images: ["no_defect"] * len(images))
+    says_no_defect = SimpleNamespace(
+        manifest=manifest, labels=lambda images: ["no_defect"] * len(images)
+    )
     old: Any = SimpleNamespace(manifest=manifest, digest="old")
     new: Any = SimpleNamespace(manifest=manifest, digest="new", predictor=says_no_defect)
     sample, pixels = Sample(), SimpleNamespace(pixels=np.zeros((16, 8, 8, 3), np.uint8))
@@ -111,26 +133,38 @@ def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes(
         if tile:
             probabilities[tile] = 0.01, 0.99
         seen: Any = SimpleNamespace(
-            model=old, tiled=pixels, outputs=Outputs(probabilities), inference_seconds=16.0, tile=tile, verdict=SURE
+            model=old,
+            tiled=pixels,
+            outputs=Outputs(probabilities),
+            inference_seconds=16.0,
+            tile=tile,
+            verdict=SURE,
         )
         sample.add(seen)
     assert len(sample.inputs_of(old)) == SAMPLE
     finding = assess_candidate(new, old, sample.inputs_of(old), Gate())[-1]
     assert not finding.good
     assert (
-        f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that are scratch" in finding.text
-    )
+        f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that "
+        "are scratch"
+    ) in finding.text
 
 
 def test_a_bundle_with_other_classes_is_refused_unless_somebody_insists(tmp_path):
     other = tiny(tmp_path / "2", 2, ("red", "green", "rust"))
-    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate(agreement=0)) as line:
-        assert refused(line, line.digests[1]) == "it has not the running model's classes: blue, rust"
+    with running(
+        *stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate(agreement=0)
+    ) as line:
+        assert (
+            refused(line, line.digests[1]) == "it has not the running model's classes: blue, rust"
+        )
         line.rollout.activate(line.digests[1], "me", force=True)
         assert line.judge(3)[2].label == "rust"
 
 
-def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is_refused(line, latencies):
+def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is_refused(
+    line, latencies
+):
     latencies[2] = 0.02
     line.judge(ENOUGH)
     assert "more than 3 times the running one's" in refused(line, line.digests[1])
@@ -143,12 +177,20 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"view": View(no_defect="sound")}, "[view] no_defect = 'sound' is none of the model's classes"),
-        ({"prior": Prior(classes={"sound": 2})}, "the prior has a weight for 'sound', none of the model's classes"),
+        (
+            {"view": View(no_defect="sound")},
+            "[view] no_defect = 'sound' is none of the model's classes",
+        ),
+        (
+            {"prior": Prior(classes={"sound": 2})},
+            "the prior has a weight for 'sound', none of the model's classes",
+        ),
     ],
     ids=["no_defect", "prior"],
 )
-def test_a_bundle_that_lacks_a_class_of_the_settings_is_gone_back_to_only_from_a_failing_one(tmp_path, settings, why):
+def test_a_bundle_that_lacks_a_class_of_the_settings_is_gone_back_to_only_from_a_failing_one(
+    tmp_path, settings, why
+):
     other = tiny(tmp_path / "2", 2, ("sound", "green", "blue"))
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
         one, two = line.digests
@@ -184,7 +226,9 @@ def ours() -> FederationKeys:
 @pytest.fixture
 def trusting(ours, tmp_path) -> Iterator[Running]:
     """Serves the middle one of three signed bundles; the fourth is another node's."""
-    older, middle, newer = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9))
+    older, middle, newer = (
+        ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9)
+    )
     foreign = ours.bundle(tmp_path / "foreign", key=ours.keys["plant-b"], node="plant-b")
     store, (one, *rest) = stored(tmp_path / "memory" / "bundles", middle, older, newer, foreign)
     with running(store, [one, *rest], Gate(), Verifier(ours.trust(), tmp_path / "memory")) as found:
@@ -201,7 +245,11 @@ def test_only_a_newer_bundle_that_the_lines_own_node_has_signed_is_served(trusti
 
 def test_a_line_started_again_with_its_first_bundle_does_not_refuse_it_as_older(trusting, tmp_path):
     def start(version: int) -> str:
-        return Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(tmp_path / str(version)).digest
+        return (
+            Rollout(trusting.store, Gate(), trusting.rollout._verifier)
+            .load_first(tmp_path / str(version))
+            .digest
+        )
 
     middle, _, newer, _ = trusting.digests
     assert start(8) == middle
@@ -217,7 +265,10 @@ def test_going_back_is_for_the_bundle_before_alone_and_outlasts_a_restart(trusti
     trusting.rollout.roll_back("me")
     assert trusting.line.model.digest == middle
     assert "is older" in refused(trusting, older)
-    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(None).digest == middle
+    assert (
+        Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(None).digest
+        == middle
+    )
 
 
 def test_a_bundle_that_the_gate_refuses_does_not_count_as_served(trusting):
@@ -225,7 +276,10 @@ def test_a_bundle_that_the_gate_refuses_does_not_count_as_served(trusting):
     middle, _, newer, _ = trusting.digests
     trusting.rollout.gate = Gate(latency=1e-9)
     refused(trusting, newer)
-    assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(None).digest == middle
+    assert (
+        Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(None).digest
+        == middle
+    )
 
 
 # ---------------------------------------------------------------- in service
@@ -247,7 +301,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, round_: int, outcome: Exception | f
 
 
 @pytest.mark.parametrize("outcome", [RuntimeError("no memory"), float("nan"), float("inf")])
-def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again(line, monkeypatch, outcome):
+def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again(
+    line, monkeypatch, outcome
+):
     one, two = line.digests
     line.rollout.activate(two, "me")
     failing(monkeypatch, 2, outcome)
@@ -262,7 +318,7 @@ def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again
     assert line.store.state().bad == {}
 
 
-def test_a_frame_that_a_model_gets_after_it_was_exchanged_and_fails_on_is_judged_by_the_one_that_is_served(
+def test_a_frame_on_which_an_exchanged_model_fails_is_judged_by_the_one_that_is_served(
     line, monkeypatch
 ):
     one, two = line.digests
@@ -275,7 +331,9 @@ def test_a_frame_that_a_model_gets_after_it_was_exchanged_and_fails_on_is_judged
     assert isinstance(line.judge()[0], Failure)
 
 
-def test_a_new_model_whose_outputs_a_watcher_chokes_on_is_taken_back_and_the_verdict_stands(tmp_path):
+def test_a_new_model_whose_outputs_a_watcher_chokes_on_is_taken_back_and_the_verdict_stands(
+    tmp_path,
+):
     def choking(seen: Any) -> Verdict:
         if seen.model.manifest.round == 2:
             raise IndexError("another length")
@@ -304,7 +362,9 @@ def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp
     doubted = iter([*[False] * 90, True, True, True])  # 3 % of the first, of the second all
 
     def doubter(seen: Any) -> Verdict:
-        return msgspec.structs.replace(seen.verdict, doubts=("novel",) if next(doubted, True) else ())
+        return msgspec.structs.replace(
+            seen.verdict, doubts=("novel",) if next(doubted, True) else ()
+        )
 
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     with contextlib.ExitStack() as stack:
@@ -321,7 +381,9 @@ def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp
         assert store.state().bad[two] == "100% of its verdicts are in doubt, of the model before 3%"
 
 
-def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_three(line, monkeypatch):
+def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_three(
+    line, monkeypatch
+):
     one, two = line.digests
     line.rollout.gate = Gate(minutes=0, frames=3)
     line.rollout.activate(two, "me")
@@ -341,13 +403,18 @@ def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_th
     assert line.judge()[0].model == one
 
 
-def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(tmp_path, monkeypatch):
+def test_single_errors_among_the_right_answers_to_programs_are_no_row_of_errors(
+    tmp_path, monkeypatch
+):
     store, (one, two) = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     store.record_activation(two, "me", trial=False)
     image = np.zeros((1, 16, 16, 3), np.uint8)
 
     def ask(line: Running, model: Model, *, wrong: bool) -> None:
-        with monkeypatch.context() as patch, pytest.raises(BrokenModelError) if wrong else contextlib.nullcontext():
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(BrokenModelError) if wrong else contextlib.nullcontext(),
+        ):
             if wrong:
                 patch.setattr(model.predictor, "run", lambda *_: 1 / 0)
             asyncio.run(line.line.infer(model, image))
@@ -385,7 +452,11 @@ def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_sa
         wait_until(lambda: line.outbox.notices)
         assert {verdict.model for verdict in line.judge(40)} == {two}
         assert not line.rollout._failures
-        assert (store.state().previous, store.state().trial, store.state().history[-1].what) == ("", 0, "kept")
+        assert (store.state().previous, store.state().trial, store.state().history[-1].what) == (
+            "",
+            0,
+            "kept",
+        )
     [notice] = line.outbox.notices
     assert f"the one before, {one}, cannot be served: " in notice
     assert notice.endswith(f"tiny@2 ({two}) goes on")
@@ -405,7 +476,9 @@ def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confi
     store.record_activation(two, "me")
     rollout = Rollout(store, Gate(minutes=0, frames=0))
     with (
-        contextlib.closing(Pipeline(rollout.load_first(tmp_path / "2"), Kept(), monitors=[rollout])) as line,
+        contextlib.closing(
+            Pipeline(rollout.load_first(tmp_path / "2"), Kept(), monitors=[rollout])
+        ) as line,
         rollout.manage(line),
     ):
         wait_until(lambda: not store.state().trial)

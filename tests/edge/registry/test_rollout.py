@@ -1,4 +1,6 @@
-"""One model gives way to the next while requests come in: none is lost, and none is answered by two models."""
+"""One model gives way to the next while requests come in: none is lost,
+and none is answered by two models.
+"""
 
 import itertools
 import json
@@ -32,7 +34,9 @@ SWAPS = 24
 
 
 def wanted(store: BundleStore, digest: str) -> Answer:
-    return send_request(store.folder, Request(action="activate", by="test", bundle=digest), 30, store.is_locked)
+    return send_request(
+        store.folder, Request(action="activate", by="test", bundle=digest), 30, store.is_locked
+    )
 
 
 @pytest.fixture
@@ -45,14 +49,18 @@ def lenient(tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_under_load_every_answer_is_that_of_the_model_that_it_names(tmp_path, lenient):
-    store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2, OTHERS))
+    store, digests = stored(
+        tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2, OTHERS)
+    )
     meaning = dict(zip(digests, (CLASSES, OTHERS), strict=True))
     stop = threading.Event()
     answers: Counter[tuple[str, str]] = Counter()
     with serving_daemon(tmp_path, "--config", lenient) as line, ThreadPoolExecutor(4) as pool:
 
         def load(seed: int) -> Counter[str]:
-            """Judge images over a connection of its own until all is done; which models answered."""
+            """Judge images over a connection of its own until all is done;
+            which models answered.
+            """
             heard: Counter[str] = Counter()
             numbers = random.Random(seed)
             with httpx.Client(base_url=line.url, timeout=60) as client:
@@ -78,12 +86,20 @@ def test_under_load_every_answer_is_that_of_the_model_that_it_names(tmp_path, le
             answers += each.result(60)
         assert line.end()[0] == 0
     assert min(answers[digest] for digest in digests) > SWAPS
-    activated = [each.bundle for each in store.state().history if each.what == "activated" and each.by == "test"]
+    activated = [
+        each.bundle
+        for each in store.state().history
+        if each.what == "activated" and each.by == "test"
+    ]
     assert activated[1:] == [digests[swap % 2] for swap in range(1, SWAPS + 1)]
 
 
 def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemon(tmp_path):
-    one, two, other = tiny(tmp_path / "1"), tiny(tmp_path / "2", 2), tiny(tmp_path / "3", 3, ("red", "green", "rust"))
+    one, two, other = (
+        tiny(tmp_path / "1"),
+        tiny(tmp_path / "2", 2),
+        tiny(tmp_path / "3", 3, ("red", "green", "rust")),
+    )
 
     def bundle(*arguments: object) -> str:
         done = here("bundle", *arguments, "--memory", tmp_path)
@@ -101,7 +117,9 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         assert line.classify(RED).json()["model"] == second
         assert "active, on probation" in bundle("list")
         third = bundle("add", other).split()[0]
-        assert "1 edge-node: it is not served: it has not the running model's classes" in bundle("activate", third)
+        assert "1 edge-node: it is not served: it has not the running model's classes" in bundle(
+            "activate", third
+        )
         assert "tiny@1 is served" in bundle("rollback")
         assert line.classify(RED).json()["model"] == first
         assert line.end()[0] == 0
@@ -113,15 +131,18 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
     assert bundle("rollback").startswith("- its signature is looked at")
     assert listed() == {"active": first, "previous": second}
     store = line_store(tmp_path, "line-1")
-    heads = [head.digest for _, head in follow(line_record.read(store.folder, store.state().history))]
+    heads = [
+        head.digest for _, head in follow(line_record.read(store.folder, store.state().history))
+    ]
     outcomes = [json.loads(text) for text in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
     told = [each["details"]["record"] for each in outcomes if each.get("kind") == "model"]
-    assert len(told) == 3  # activated, refused, rolled back: who keeps outcomes keeps heads of the record
+    # activated, refused, rolled back: who keeps outcomes keeps heads of the record
+    assert len(told) == 3
     assert set(told) <= set(heads)
 
 
 @pytest.mark.slow
-def test_a_line_started_again_by_the_same_command_goes_on_with_what_was_activated_and_a_new_bundle_is_served(tmp_path):
+def test_a_restarted_line_goes_on_with_what_was_activated_and_a_new_bundle_is_served(tmp_path):
     one, two, three = (tiny(tmp_path / str(number), number) for number in (1, 2, 3))
     with serving_daemon(tmp_path / "state", one) as line:
         first = line.classify(RED).json()["model"]
@@ -138,32 +159,48 @@ def test_a_line_started_again_by_the_same_command_goes_on_with_what_was_activate
         assert line.classify(RED).json()["model"] == first
 
 
-def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs(tmp_path, monkeypatch):
+def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     nothing = here("bundle", "list", "--line", "press-7")
     assert nothing.returncode == 2
     assert "there is no line press-7 in" in nothing.stderr
     with serving_daemon(tmp_path / "elsewhere", tiny(tmp_path / "1"), "--line", "press-7") as line:
         assert json.loads(here("bundle", "list", "--line", "press-7", "--json").stdout)["active"]
-        second = here("bundle", "add", tiny(tmp_path / "2", 2), "--line", "press-7").stdout.split()[0]
+        second = here("bundle", "add", tiny(tmp_path / "2", 2), "--line", "press-7").stdout.split()[
+            0
+        ]
         assert here("bundle", "activate", second, "--line", "press-7").returncode == 0
         assert line.classify(RED).json()["model"] == second
         other = here("bundle", "activate", second, "--line", "press-8")
         assert f"--line press-7 --memory {tmp_path / 'elsewhere'}" in other.stderr
         with serving_daemon(tmp_path / "third", tmp_path / "1", "--line", "press-7"):
-            assert "2 lines called press-7 run here" in here("bundle", "list", "--line", "press-7").stderr
+            assert (
+                "2 lines called press-7 run here"
+                in here("bundle", "list", "--line", "press-7").stderr
+            )
 
 
 def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):
-    store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    store, digests = stored(
+        tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2)
+    )
     requests = store.folder / "requests"
     requests.mkdir()
     stale = {"action": "activate", "by": "somebody, last week", "bundle": digests[1]}
     (requests / "stale.json").write_text(json.dumps(stale))
     with serving_daemon(tmp_path) as line:
-        for number, content in enumerate((b"", b"\xff", b'{"action": "destroy", "by": "x"}', b"[" * 100_000)):
+        for number, content in enumerate(
+            (b"", b"\xff", b'{"action": "destroy", "by": "x"}', b"[" * 100_000)
+        ):
             (requests / f"{number}.json").write_bytes(content)
-        answer = send_request(store.folder, Request(action="activate", by="x", bundle="../../etc"), 30, store.is_locked)
+        answer = send_request(
+            store.folder,
+            Request(action="activate", by="x", bundle="../../etc"),
+            30,
+            store.is_locked,
+        )
         assert not answer.done
         assert "begin with" in answer.text
         assert line.classify(RED).json()["model"] == digests[0]
@@ -221,13 +258,20 @@ def test_a_store_that_lost_its_state_goes_on_with_the_newest_bundle_that_was_ser
     for folder in (old, new):
         Rollout(store, Gate(), Verifier(trust.read(file), tmp_path / "memory")).load_first(folder)
     (store.folder / "state.json").unlink()
-    assert Rollout(store, Gate(), Verifier(trust.read(file), tmp_path / "memory")).load_first(old).digest == two
+    assert (
+        Rollout(store, Gate(), Verifier(trust.read(file), tmp_path / "memory"))
+        .load_first(old)
+        .digest
+        == two
+    )
     assert store.state().active == two
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_path):
-    """With a verifier, which has a memory of its own: it must admit whatever the store says is served."""
+    """With a verifier, which has a memory of its own:
+    it must admit whatever the store says is served.
+    """
     ours = FederationKeys()
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     file = tmp_path / "plant-a.trust"
@@ -239,7 +283,9 @@ def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_pa
         verifier = Verifier(trust.read(file), memory)
         Rollout(store, Gate(), verifier).load_first(None)
         command = [sys.executable, "-c", KILLED, str(memory), str(file), str(step), two]
-        code = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL).returncode
+        code = subprocess.run(
+            command, check=False, timeout=60, stderr=subprocess.DEVNULL
+        ).returncode
         model = Rollout(store, Gate(), verifier).load_first(None)
         assert model.digest in (one, two)
         assert store.state().active == model.digest

@@ -43,7 +43,9 @@ class Watcher:
 BASE = "edge-node/v1/lines/line-1/homeassistant"
 
 
-def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(mosquitto, tmp_path):
+def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(
+    mosquitto, tmp_path
+):
     with contextlib.closing(Watcher(mosquitto)) as watcher:
         sink = {"kind": "homeassistant", "url": mosquitto.url}
         process = OutcomeProcess([sink], tmp_path / "state", count=7).until()
@@ -56,11 +58,23 @@ def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(
             for name, each in found["components"].items()
         }
         assert shown == {
-            "label": "scratches", "confidence": 90.0, "defect": "ON", "untaught": "OFF", "problem": "OFF",
-            "message": None, "parts": 7, "defects": 7, "failures": 0,
-        }  # fmt: skip
-        assert {each["platform"] for each in found["components"].values()} == {"sensor", "binary_sensor"}
-        assert len({each["unique_id"] for each in found["components"].values()}) == len(found["components"])
+            "label": "scratches",
+            "confidence": 90.0,
+            "defect": "ON",
+            "untaught": "OFF",
+            "problem": "OFF",
+            "message": None,
+            "parts": 7,
+            "defects": 7,
+            "failures": 0,
+        }
+        assert {each["platform"] for each in found["components"].values()} == {
+            "sensor",
+            "binary_sensor",
+        }
+        assert len({each["unique_id"] for each in found["components"].values()}) == len(
+            found["components"]
+        )
         assert found["device"]["identifiers"] == ["edge-node-line-1"]
         assert found["origin"]["name"] == "edge-node"
 

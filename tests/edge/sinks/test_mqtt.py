@@ -1,4 +1,7 @@
-"""Verdicts over MQTT: none lost, none twice, in order, whoever is killed. Real brokers, real kills."""
+"""Verdicts over MQTT: none lost, none twice, in order, whoever is killed.
+
+Real brokers, real kills.
+"""
 
 import json
 import signal
@@ -33,7 +36,9 @@ PUBLISH = 3  # the packet type
 
 
 class Subscriber:
-    """Another program's client, with a session that the broker keeps; `messages` is all that came, in order."""
+    """Another program's client, with a session that the broker keeps;
+    `messages` is all that came, in order.
+    """
 
     def __init__(self, url: str) -> None:
         self.messages: list[Any] = []
@@ -61,7 +66,9 @@ class Subscriber:
     def until(self, number: int) -> list[dict[str, Any]]:
         """What has come when the broker has handed on an outcome of this number or a later one."""
         with self._news:
-            assert self._news.wait_for(lambda: any(int(each["image"]) >= number for each in self.messages[-1:]), 60)
+            assert self._news.wait_for(
+                lambda: any(int(each["image"]) >= number for each in self.messages[-1:]), 60
+            )
         return list(self.messages)
 
     def all_until(self, number: int) -> list[dict[str, Any]]:
@@ -71,7 +78,9 @@ class Subscriber:
         return list(self.messages)
 
     def catch_up(self) -> None:
-        """Wait until the broker has handed on all that it has taken, which a last message shows: the order is kept."""
+        """Wait until the broker has handed on all that it has taken,
+        which a last message shows: the order is kept.
+        """
         broker = httpx.URL(self._url)
         for number in range(2):  # the first one makes it read what has reached its socket
             last = f"last {number} {time.monotonic_ns()}".encode()
@@ -98,12 +107,16 @@ def lasting(tmp_path: Path) -> Iterator[Mosquitto]:
 
 
 @pytest.mark.slow
-def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
+def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_twice(
+    lasting, tmp_path
+):
     watcher = Subscriber(lasting.url)
     sink = {"kind": "mqtt", "url": lasting.url}
     put: list[int] = []
     for start in range(3):
-        process = OutcomeProcess([sink], tmp_path / "state", first=2000 * start, count=2000, pause=0.001)
+        process = OutcomeProcess(
+            [sink], tmp_path / "state", first=2000 * start, count=2000, pause=0.001
+        )
         watcher.until(2000 * start + 300 * start + 50)  # the rest is under way
         put += process.kill()
     assert len(watcher.messages) < 6000
@@ -117,11 +130,14 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
 
 
 @pytest.mark.slow
-def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
+def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(
+    lasting, tmp_path
+):
     watcher = Subscriber(lasting.url)
     with Proxy(lasting.port) as proxy:
         sink = {"kind": "mqtt", "url": proxy.url}
-        process = OutcomeProcess([sink], tmp_path / "state", count=3000, pause=0.001)  # three seconds and more
+        # three seconds and more
+        process = OutcomeProcess([sink], tmp_path / "state", count=3000, pause=0.001)
         for number in (100, 700, 1300, 1900):
             watcher.until(number)
             proxy.cut()
@@ -137,12 +153,16 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     broker = Mosquitto(tmp_path / "broker", persistence=persistence)
     broker.start()
     watcher = Subscriber(broker.url)
-    process = OutcomeProcess([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001)
+    process = OutcomeProcess(
+        [{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001
+    )
     watcher.until(700)
-    process.process.send_signal(signal.SIGSTOP)  # what a broker has taken and not handed on dies with it
+    # what a broker has taken and not handed on dies with it
+    process.process.send_signal(signal.SIGSTOP)
     watcher.catch_up()
     if persistence:
-        broker.wait_until_saved()  # or it would hand on again what it has forgotten to have handed on
+        # or it would hand on again what it has forgotten to have handed on
+        broker.wait_until_saved()
     watcher.subscribed.clear()
     broker.kill()
     broker.start()
@@ -158,7 +178,9 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
 
 
 @pytest.mark.slow
-def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_nothing(lasting, tmp_path):
+def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_nothing(
+    lasting, tmp_path
+):
     watcher = Subscriber(lasting.url)
     sink = {"kind": "mqtt", "url": lasting.url}
     process = OutcomeProcess([sink], tmp_path / "state", count=5000, pause=0.001).until(500)
@@ -184,7 +206,9 @@ class Refusing(Proxy):
             while packet := read_packet(stream):
                 if self.relenting and b'"image":"0"' in packet:
                     self.refused = frozenset()
-                if packet[0] >> 4 == PUBLISH and any(b'"image":"%d"' % number in packet for number in self.refused):
+                if packet[0] >> 4 == PUBLISH and any(
+                    b'"image":"%d"' % number in packet for number in self.refused
+                ):
                     at = packet.index(TOPIC.encode()) + len(TOPIC)
                     source.sendall(b"\x40\x03" + packet[at : at + 2] + b"\x97")
                 else:
@@ -207,11 +231,15 @@ def read_packet(stream: Any) -> bytes:
 
 
 @pytest.mark.parametrize("refused", [{3}, {0, 4, 9}, set(range(40))])
-def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(refused, lasting, tmp_path, caplog):
+def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
+    refused, lasting, tmp_path, caplog
+):
     watcher = Subscriber(lasting.url)
     with Refusing(lasting.port) as proxy, open_outbox(tmp_path / "spool", Limits()) as outbox:
         proxy.refused = frozenset(refused)
-        wanted = parse({"sinks": [{"kind": "mqtt", "url": proxy.url}]}, tmp_path / "line.toml").sinks[0]
+        wanted = parse(
+            {"sinks": [{"kind": "mqtt", "url": proxy.url}]}, tmp_path / "line.toml"
+        ).sinks[0]
         mqtt = open_sink(wanted, Instance("line-1", tmp_path), outbox)
         outbox.set_sinks([mqtt.name])
         for number in range(41):
@@ -240,13 +268,17 @@ def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
         names = set()
         for url in ("mqtt://broker", "mqtt://line:secret@broker:1883"):
             for kind in ("mqtt", "homeassistant"):
-                (wanted,) = parse({"sinks": [{"kind": kind, "url": url}]}, tmp_path / "line.toml").sinks
+                (wanted,) = parse(
+                    {"sinks": [{"kind": kind, "url": url}]}, tmp_path / "line.toml"
+                ).sinks
                 names.add(open_sink(wanted, Instance("line-1", tmp_path), outbox).name)
     assert names == {"mqtt:mqtt://broker:1883", "homeassistant:mqtt://broker:1883"}
 
 
 def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):
-    OutcomeProcess([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=30).until().end()
+    OutcomeProcess(
+        [{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=30
+    ).until().end()
     kept = read_retained(Endpoint.parse(broker.url), [TOPIC], 5)
     assert json.loads(kept[TOPIC])["image"] == "29"
 
@@ -255,6 +287,8 @@ def test_what_somebody_else_has_published_there_holds_nothing_up(mosquitto, tmp_
     watcher = Subscriber(mosquitto.url)
     for foreign in (b"no JSON", b'{"seq":9999999999999999,"id":"another line"}'):
         publish.single(TOPIC, foreign, retain=True, hostname="127.0.0.1", port=mosquitto.port)
-        OutcomeProcess([{"kind": "mqtt", "url": mosquitto.url}], tmp_path / "state", count=3).until().end()
+        OutcomeProcess(
+            [{"kind": "mqtt", "url": mosquitto.url}], tmp_path / "state", count=3
+        ).until().end()
     watcher.close()
     assert [each["image"] for each in watcher.messages if "image" in each] == ["0", "1", "2"] * 2

@@ -1,4 +1,6 @@
-"""Verdicts at a real OPC UA server: all arrive in order, also at one that is killed; what is wrong is told."""
+"""Verdicts at a real OPC UA server: all arrive in order, also at one that is killed;
+what is wrong is told.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -43,7 +45,11 @@ def server(running: OpcUaServer) -> OpcUaServer:
 
 def table(server: OpcUaServer | str, *names: str, **others: Any) -> dict[str, Any]:
     url = server if isinstance(server, str) else server.url
-    return {"kind": "opcua", "url": url, "nodes": {name: node(name) for name in names or ALL}} | others
+    return {
+        "kind": "opcua",
+        "url": url,
+        "nodes": {name: node(name) for name in names or ALL},
+    } | others
 
 
 def opened(tmp_path: Path, wanted: dict[str, Any]) -> OpcUa:
@@ -81,21 +87,31 @@ def test_a_verdict_becomes_values_and_its_number_comes_last(server, tmp_path):
     assert server.written("status") == ["doubtful", "ok"]
     assert server.written("id") == [f"{7:032x}", f"{8:032x}"]
     assert server.written("time") == ["2026-03-01T12:00:00.250000+00:00"] * 2
-    assert server.written("seq") == [1, 3], "of a number that is too large for the variable its lowest bits"
+    assert server.written("seq") == [1, 3], (
+        "of a number that is too large for the variable its lowest bits"
+    )
     assert server.names()[len(ALL) - 1 :: len(ALL)] == ["seq", "seq"]
 
 
 def test_an_image_that_could_not_be_inspected_passes_for_no_good_part(server, tmp_path):
     with closing(opened(tmp_path, table(server))) as sink:
         sink.deliver([item(1, failure())])
-    assert [server.written(name) for name in ("label", "confidence", "defect", "doubt", "status")] == [
-        [""], [0.0], [True], [True], ["failed"],
-    ]  # fmt: skip
+    assert [
+        server.written(name) for name in ("label", "confidence", "defect", "doubt", "status")
+    ] == [
+        [""],
+        [0.0],
+        [True],
+        [True],
+        ["failed"],
+    ]
 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_gets_everything_in_order(server, tmp_path):
-    process = OutcomeProcess([table(server, "image", "seq")], tmp_path / "state", count=300, pause=0.002)
+    process = OutcomeProcess(
+        [table(server, "image", "seq")], tmp_path / "state", count=300, pause=0.002
+    )
     wait_until(lambda: len(server.written("seq")) > 50)
     server.kill()
     process.until()
@@ -110,7 +126,9 @@ def test_a_server_that_is_killed_and_comes_back_gets_everything_in_order(server,
     assert "no OPC UA server answers" in log or "Connection" in log
 
 
-def test_a_node_that_is_not_there_or_holds_something_else_or_is_locked_is_told_with_its_id(server, tmp_path):
+def test_a_node_that_is_not_there_or_holds_something_else_or_is_locked_is_told_with_its_id(
+    server, tmp_path
+):
     wrong = why(tmp_path, table(server, nodes={"label": "ns=2;s=lable"}))
     assert "the node ns=2;s=lable for label cannot be used (BadNodeIdUnknown)" in wrong
     assert "write its id as the server's browser shows it" in wrong
@@ -144,9 +162,13 @@ def certificate(folder: Path, name: str) -> tuple[str, str]:
     """A certificate of an application and its key, as asyncua makes them."""
     key = cert_gen.generate_private_key()
     made = cert_gen.generate_self_signed_app_certificate(
-        key, name, {}, [x509.UniformResourceIdentifier(f"urn:{name}"), x509.DNSName("localhost")],
-        extended=[ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH], days=2,
-    )  # fmt: skip
+        key,
+        name,
+        {},
+        [x509.UniformResourceIdentifier(f"urn:{name}"), x509.DNSName("localhost")],
+        extended=[ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH],
+        days=2,
+    )
     (folder / f"{name}.pem").write_bytes(made.public_bytes(Encoding.PEM))
     (folder / f"{name}-key.pem").write_bytes(cert_gen.dump_private_key_as_pem(key))
     return str(folder / f"{name}.pem"), str(folder / f"{name}-key.pem")
@@ -163,7 +185,9 @@ def test_certificates_encrypt_the_connection_and_one_of_another_server_ends_it(t
             sink.deliver([item(1)])
         assert server.written("label") == ["inclusion"]
         assert "takes no connection that is secured so" in why(tmp_path, table(server, "label"))
-        assert server.url in why(tmp_path, table(server, "label", **files | {"server_cert": "line.pem"}))
+        assert server.url in why(
+            tmp_path, table(server, "label", **files | {"server_cert": "line.pem"})
+        )
     finally:
         server.kill()
 
@@ -171,7 +195,10 @@ def test_certificates_encrypt_the_connection_and_one_of_another_server_ends_it(t
 def test_what_cannot_be_is_said_at_the_start(tmp_path, monkeypatch):
     url = f"opc.tcp://127.0.0.1:{free_port()}"
     assert "write opc.tcp://HOST:4840" in refused(tmp_path, table("http://plc.local", "label"))
-    assert "secret" not in refused(tmp_path, table("opc.tcp://me:secret@plc.local", "label")).partition("\n")[0]
+    assert (
+        "secret"
+        not in refused(tmp_path, table("opc.tcp://me:secret@plc.local", "label")).partition("\n")[0]
+    )
     assert "'label' is no OPC UA node id" in refused(tmp_path, table(url, nodes={"label": "label"}))
     assert "would write nothing" in refused(tmp_path, table(url, nodes={}))
     assert "there is no PLC_PASSWORD in the environment" in refused(

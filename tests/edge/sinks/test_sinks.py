@@ -22,8 +22,16 @@ from edge.sinks.sqlite import Sqlite
 from tests.support.numbered_outcomes import OutcomeProcess, item, items, numbers, verdict
 from tests.support.waiting import wait_until
 
-FAILURE = Failure(image="a,\n=b", error="it is empty", remedy="look", time="2026-03-01T09:30:00.125+00:00", id="f" * 32)
-NOTICE = Notice(kind="drift", text="the images have changed", time="2026-03-01T09:30:01.125+00:00", id="e" * 32)
+FAILURE = Failure(
+    image="a,\n=b",
+    error="it is empty",
+    remedy="look",
+    time="2026-03-01T09:30:00.125+00:00",
+    id="f" * 32,
+)
+NOTICE = Notice(
+    kind="drift", text="the images have changed", time="2026-03-01T09:30:01.125+00:00", id="e" * 32
+)
 
 
 def is_ours(seq: int, id_: str) -> bool:
@@ -44,18 +52,33 @@ def csv_images(path: Path) -> list[int]:
 
 def database_images(path: Path) -> list[int]:
     with contextlib.closing(sqlite3.connect(path)) as db:
-        return numbers([dict(zip(("seq", "image"), row, strict=True)) for row in db.execute(
-            "SELECT seq, image FROM outcomes ORDER BY rowid"
-        )])  # fmt: skip
+        return numbers(
+            [
+                dict(zip(("seq", "image"), row, strict=True))
+                for row in db.execute("SELECT seq, image FROM outcomes ORDER BY rowid")
+            ]
+        )
 
 
 def folder_images(path: Path) -> list[int]:
-    return numbers([json.loads(file.read_text()) for file in sorted(path.glob("*/*.json"), key=lambda file: file.name)])
+    return numbers(
+        [
+            json.loads(file.read_text())
+            for file in sorted(path.glob("*/*.json"), key=lambda file: file.name)
+        ]
+    )
 
 
 @pytest.mark.slow
-def test_a_daemon_that_is_killed_again_and_again_writes_every_outcome_once_into_every_file(tmp_path):
-    readers = {"jsonl": json_images, "csv": csv_images, "sqlite": database_images, "folder": folder_images}
+def test_a_daemon_that_is_killed_again_and_again_writes_every_outcome_once_into_every_file(
+    tmp_path,
+):
+    readers = {
+        "jsonl": json_images,
+        "csv": csv_images,
+        "sqlite": database_images,
+        "folder": folder_images,
+    }
     sinks = [{"kind": kind, "path": str(tmp_path / f"verdicts.{kind}")} for kind in readers]
     put = []
     for start in range(3):
@@ -89,7 +112,9 @@ def test_half_a_line_is_cut_off_and_what_the_file_has_is_not_written_again(kind,
 
 
 @pytest.mark.parametrize("kind", [JsonLines, Csv])
-@pytest.mark.parametrize("before", [b'{"earlier": true}\n', b"seq 1\nno end of line", b"\n", b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "before", [b'{"earlier": true}\n', b"seq 1\nno end of line", b"\n", b"\xff\xfe\n"]
+)
 def test_what_others_have_written_into_the_file_stays(kind, before, tmp_path):
     path = tmp_path / "verdicts"
     path.write_bytes(before)
@@ -119,7 +144,9 @@ def test_a_file_that_was_rotated_is_begun_anew(tmp_path):
 
 def test_a_row_of_the_csv_file_is_a_line_whatever_names_hold(tmp_path):
     untaught = msgspec.structs.replace(verdict(4), taught=False)
-    Csv(tmp_path / "verdicts.csv", is_ours).deliver([item(1, FAILURE), item(2, NOTICE), item(3), item(4, untaught)])
+    Csv(tmp_path / "verdicts.csv", is_ours).deliver(
+        [item(1, FAILURE), item(2, NOTICE), item(3), item(4, untaught)]
+    )
     with (tmp_path / "verdicts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len((tmp_path / "verdicts.csv").read_text().splitlines()) == 5
@@ -183,7 +210,11 @@ def test_the_database_has_a_row_for_each_outcome_once(tmp_path):
     sink.deliver(batch)
     with contextlib.closing(sqlite3.connect(tmp_path / "verdicts.db")) as db:
         rows = db.execute("SELECT seq, type, label, json FROM outcomes").fetchall()
-    assert [row[:3] for row in rows] == [(1, "Verdict", "inclusion"), (2, "Failure", None), (3, "Notice", None)]
+    assert [row[:3] for row in rows] == [
+        (1, "Verdict", "inclusion"),
+        (2, "Failure", None),
+        (3, "Notice", None),
+    ]
     assert json.loads(rows[1][3])["error"] == "it is empty"
     sink.close()
 
@@ -228,16 +259,21 @@ def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
         wait_until(lambda wanted=wanted: len(taken) >= wanted)
         put += process.kill()
     last = OutcomeProcess(sinks, tmp_path / "state", first=9999, count=1).until()
-    wait_until(lambda: 9999 in taken)  # the newest: what a busy machine has not delivered by the end would wait on disk
+    # the newest: what a busy machine has not delivered by the end would wait on disk
+    wait_until(lambda: 9999 in taken)
     last.end()
     ended.set()
     reader.join()
-    found = sorted([*taken, *(int(json.loads(file.read_text())["image"]) for file in folder.glob("*/*.json"))])
+    found = sorted(
+        [*taken, *(int(json.loads(file.read_text())["image"]) for file in folder.glob("*/*.json"))]
+    )
     assert found == sorted({*put, 9999})
 
 
 @pytest.mark.parametrize("renamed", [False, True])
-def test_a_kill_between_writing_and_naming_a_file_loses_none_and_gives_none_twice(renamed, tmp_path):
+def test_a_kill_between_writing_and_naming_a_file_loses_none_and_gives_none_twice(
+    renamed, tmp_path
+):
     last = item(3)
     Folder(tmp_path, 9, is_ours).deliver([*items(1, 2), last])
     file = next(tmp_path.glob("*/3-*"))
@@ -246,7 +282,9 @@ def test_a_kill_between_writing_and_naming_a_file_loses_none_and_gives_none_twic
     else:
         file.rename(file.with_suffix(".tmp"))
     Folder(tmp_path, 9, is_ours).deliver([last, item(4)])
-    assert sorted(path.name[:1] for path in tmp_path.glob("*/*.json")) == (["1", "2", "4"] if renamed else list("1234"))
+    assert sorted(path.name[:1] for path in tmp_path.glob("*/*.json")) == (
+        ["1", "2", "4"] if renamed else list("1234")
+    )
 
 
 def test_the_folder_has_a_file_for_each_outcome_by_label_and_not_more_than_it_may(tmp_path):
@@ -262,7 +300,15 @@ def test_the_folder_has_a_file_for_each_outcome_by_label_and_not_more_than_it_ma
 
 def test_what_others_name_is_no_formula_in_a_spreadsheet(tmp_path):
     sink = Csv(tmp_path / "verdicts.csv", lambda *_: True)
-    sink.deliver([Item(1, msgspec.structs.replace(verdict(1), image="=HYPERLINK(0)", label="@defect"), replayed=False)])
+    sink.deliver(
+        [
+            Item(
+                1,
+                msgspec.structs.replace(verdict(1), image="=HYPERLINK(0)", label="@defect"),
+                replayed=False,
+            )
+        ]
+    )
     sink.close()
     with (tmp_path / "verdicts.csv").open(newline="") as file:
         [row] = csv.DictReader(file)

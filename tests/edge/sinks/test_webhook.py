@@ -59,14 +59,18 @@ class Server:
 
     def will_answer(self, *statuses: int, **headers: str) -> None:
         for status in statuses:
-            self.answers.put((status, {name.replace("_", "-"): value for name, value in headers.items()}))
+            self.answers.put(
+                (status, {name.replace("_", "-"): value for name, value in headers.items()})
+            )
 
     def webhook(self, **options: Any) -> Webhook:
         return Webhook(WebhookSettings(url=self.url, **options))
 
     def seqs(self) -> list[Any]:
         return [
-            [each["seq"] for each in request.body] if isinstance(request.body, list) else request.body["seq"]
+            [each["seq"] for each in request.body]
+            if isinstance(request.body, list)
+            else request.body["seq"]
             for request in self.requests
         ]
 
@@ -86,7 +90,9 @@ def test_outcomes_are_posted_one_by_one_each_with_its_id_as_the_key(server, monk
     batch = items(1, 3)
     server.webhook(secret="PRESS_HOOK").deliver(batch)  # noqa: S106  (a variable's name)
     assert server.seqs() == [1, 2, 3]
-    assert [request.headers["Idempotency-Key"] for request in server.requests] == [each.outcome.id for each in batch]
+    assert [request.headers["Idempotency-Key"] for request in server.requests] == [
+        each.outcome.id for each in batch
+    ]
     assert {request.path for request in server.requests} == {"/hook?line=1"}
     assert {request.headers["Authorization"] for request in server.requests} == {"Bearer sesame"}
 
@@ -132,7 +138,9 @@ def test_a_server_that_is_gone_or_silent_makes_it_wait(server):
     with pytest.raises(SinkDown, match="refused"):
         server.webhook().deliver(items(1, 1))
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        webhook = Webhook(WebhookSettings(url=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.1))
+        webhook = Webhook(
+            WebhookSettings(url=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.1)
+        )
         with pytest.raises(SinkDown, match="timed out"):
             webhook.deliver(items(1, 1))
 

@@ -1,4 +1,6 @@
-"""Cameras and video files: frames as asked for, the newest first to wait, and what is missing or damaged."""
+"""Cameras and video files: frames as asked for, the newest first to wait,
+and what is missing or damaged.
+"""
 
 import asyncio
 import contextlib
@@ -52,7 +54,11 @@ def test_a_film_is_judged_whole_and_then_ends_without_an_error(model, instance, 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({"every": 5}, [1, 6, 11]), ({"rate": 4.0}, [1, 4, 6, 9, 11]), ({"rate": 100.0}, [*range(1, 13)])],
+    [
+        ({"every": 5}, [1, 6, 11]),
+        ({"rate": 4.0}, [1, 4, 6, 9, 11]),
+        ({"rate": 100.0}, [*range(1, 13)]),
+    ],
 )
 def test_only_so_many_frames_are_judged_as_asked(model, instance, film, options, expected):
     names = judged_names(model, instance, filmed(film, **options), len(expected))
@@ -70,7 +76,9 @@ def test_of_a_camera_the_newest_frames_wait_and_dropped_ones_are_counted(film):
 
 @contextlib.contextmanager
 def network_camera() -> Iterator[str]:
-    """A camera that shows a green picture over HTTP and hangs up after five frames; its address, with a password."""
+    """A camera that shows a green picture over HTTP and hangs up after five frames;
+    its address, with a password.
+    """
     out = io.BytesIO()
     Image.new("RGB", (64, 48), (0, 255, 0)).save(out, "JPEG")
     part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n" % (
@@ -95,7 +103,9 @@ def network_camera() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_camera_in_the_network_that_goes_away_is_told_without_its_password_and_taken_up_again(model, instance):
+def test_a_camera_in_the_network_that_goes_away_is_told_without_its_password_and_taken_up_again(
+    model, instance
+):
     async def run(url: str) -> list[Any]:
         async with fed(model, *opened(instance, {"kind": "video", "input": url})) as outbox:
             found: list[Any] = []
@@ -123,7 +133,9 @@ def test_a_damaged_film_is_told(model, instance, tmp_path):
     asyncio.run(run())
 
 
-def test_a_film_that_is_not_there_and_a_missing_opencv_are_said_at_the_start(instance, tmp_path, film, monkeypatch):
+def test_a_film_that_is_not_there_and_a_missing_opencv_are_said_at_the_start(
+    instance, tmp_path, film, monkeypatch
+):
     with pytest.raises(UsageError, match="there is no video"):
         opened(instance, filmed(tmp_path / "none.avi"))
     monkeypatch.setitem(sys.modules, "cv2", None)

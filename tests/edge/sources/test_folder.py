@@ -21,7 +21,9 @@ from tests.support.line_sources import FOLDER, fed, judged_names, opened, put
 from tests.support.tiny_bundle import GREEN, RED, tiny_bundle
 from tests.support.waiting import wait_until, wait_until_async
 
-VERDICT = Verdict(image="", label="", confidence=1, probabilities={}, bundle="", milliseconds=0, time="")
+VERDICT = Verdict(
+    image="", label="", confidence=1, probabilities={}, bundle="", milliseconds=0, time=""
+)
 
 
 @pytest.fixture
@@ -32,10 +34,14 @@ def watched(tmp_path):
 
 
 async def brought(folder: Path, *steps: object) -> list[str]:
-    """The names that a Folder brings: `steps` are counts of names to wait for, and actions to take then."""
+    """The names that a Folder brings: `steps` are counts of names to wait for,
+    and actions to take then.
+    """
     stop = asyncio.Event()
     found = []
-    source = Folder(Settings(path=str(folder)), SourceCheckpoint(folder.parent / "state", str(folder)))
+    source = Folder(
+        Settings(path=str(folder)), SourceCheckpoint(folder.parent / "state", str(folder))
+    )
     async with contextlib.aclosing(source.frames(stop)) as images:
         for step in steps:
             if callable(step):
@@ -92,7 +98,8 @@ def test_files_that_nobody_announces_are_found_by_sweeping(watched, monkeypatch)
     share.mkdir()
     moved = watched / "out-of-reach"
 
-    def replace() -> None:  # as when a network share goes and comes: the kernel watches the folder that is gone
+    # as when a network share goes and comes: the kernel watches the folder that is gone
+    def replace() -> None:
         share.rename(moved)
         share.mkdir()
         (share / "a.png").write_bytes(RED)
@@ -115,10 +122,13 @@ def test_of_a_hundred_thousand_files_the_next_is_judged(inspected: bool, tmp_pat
         path.hardlink_to(contents[number % 2])  # names are quick to make, and to delete afterwards
         if inspected:
             checkpoint.put(path.name.encode(), b"%d %d" % (path.stat().st_mtime_ns, len(RED)))
-    with daemon(tiny_bundle(tmp_path / "bundle").folder, watch=str(folder), output=str(verdicts)) as line:
+    with daemon(
+        tiny_bundle(tmp_path / "bundle").folder, watch=str(folder), output=str(verdicts)
+    ) as line:
         if inspected:
             (folder / "new.png").write_bytes(RED)
-        wait_until(lambda: verdicts.exists() and verdicts.read_bytes())  # some seconds on a machine of its own
+        # some seconds on a machine of its own
+        wait_until(lambda: verdicts.exists() and verdicts.read_bytes())
         assert line.end()[0] == 0
     [first, *others] = [json.loads(text)["image"] for text in verdicts.read_text().splitlines()]
     assert [first, *others] == ["new.png"] if inspected else first == "0.png"
@@ -128,7 +138,9 @@ def test_of_a_hundred_thousand_files_the_next_is_judged(inspected: bool, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_burst_of_a_thousand_files_is_judged_in_the_order_in_which_they_were_written(model, instance, camera):
+def test_a_burst_of_a_thousand_files_is_judged_in_the_order_in_which_they_were_written(
+    model, instance, camera
+):
     names = [f"{number:04}.bmp" for number in range(1000)]
 
     async def run() -> list[str]:
@@ -249,7 +261,9 @@ def test_files_cannot_be_moved_to_another_disk(instance, camera, tmp_path):
         opened(instance, FOLDER | {"after": f"move:{other}"})
 
 
-def test_sub_folders_are_watched_when_asked_but_not_hidden_ones_nor_that_for_judged_files(model, instance, camera):
+def test_sub_folders_are_watched_when_asked_but_not_hidden_ones_nor_that_for_judged_files(
+    model, instance, camera
+):
     put(camera, "a.png", "press/b.png", ".hidden/c.png", "seen/d.png")
     table = FOLDER | {"recursive": True, "after": "move:seen"}
     assert sorted(judged_names(model, instance, table, 2)) == ["a.png", "press/b.png"]

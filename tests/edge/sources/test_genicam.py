@@ -1,4 +1,6 @@
-"""A simulated GenICam camera: frames become verdicts, and what is missing, wrong, crashes or hangs is told."""
+"""A simulated GenICam camera: frames become verdicts, and what is missing, wrong,
+crashes or hangs is told.
+"""
 
 import asyncio
 import importlib.util
@@ -33,7 +35,8 @@ def camera_processes() -> list[psutil.Process]:
 
 
 def is_camera(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):  # a zombie, too: another test's that has ended, and that nobody has asked for
+    # a zombie, too: another test's that has ended, and that nobody has asked for
+    with suppress(psutil.NoSuchProcess):
         return "edge.sources.genicam_process" in process.cmdline()
     return False
 
@@ -45,16 +48,24 @@ def test_frames_become_verdicts_named_by_the_camera_and_their_numbers(model, ins
 
 
 def test_only_so_many_frames_are_sent_as_asked(model, instance):
-    assert judged_names(model, instance, table(every=5, features={"AcquisitionFrameRate": 50}), 2)[:2] == ["1#1", "1#6"]
+    assert judged_names(model, instance, table(every=5, features={"AcquisitionFrameRate": 50}), 2)[
+        :2
+    ] == ["1#1", "1#6"]
 
 
 @pytest.mark.parametrize(
     ("others", "expected"),
     [
         ({"camera": "9"}, "genicam 9 names none, or several, of the cameras 0, 1, 2"),
-        ({"features": {"PixelFormt": "Mono8"}}, "genicam 1 has no feature PixelFormt; did you mean 'PixelFormat'?"),
+        (
+            {"features": {"PixelFormt": "Mono8"}},
+            "genicam 1 has no feature PixelFormt; did you mean 'PixelFormat'?",
+        ),
         ({"features": {"PixelFormat": "Mono99"}}, "genicam 1 does not take PixelFormat = 'Mono99'"),
-        ({"features": {"ComponentSelector": "Range"}}, "sends the pixel format Coord3D_ABC32f_Planar"),
+        (
+            {"features": {"ComponentSelector": "Range"}},
+            "sends the pixel format Coord3D_ABC32f_Planar",
+        ),
     ],
 )
 def test_what_the_camera_cannot_do_is_told_with_a_remedy(model, instance, others, expected):
@@ -64,7 +75,9 @@ def test_what_the_camera_cannot_do_is_told_with_a_remedy(model, instance, others
 def test_one_of_several_cameras_must_be_named(model, instance):
     wanted = table()
     del wanted["camera"]
-    assert "genicam viky names none, or several, of the cameras 0, 1, 2" in first_notice(model, instance, wanted)
+    assert "genicam viky names none, or several, of the cameras 0, 1, 2" in first_notice(
+        model, instance, wanted
+    )
 
 
 def test_a_producer_that_is_no_library_is_told(model, instance, tmp_path):
@@ -90,7 +103,9 @@ def after_harm(model: Any, source: genicam.Genicam, harm: Any) -> list[str]:
             await outbox.next()
             harm(camera_processes()[0])
             found: list[Any] = []
-            while not (any(isinstance(each, Notice) for each in found) and isinstance(found[-1], Verdict)):
+            while not (
+                any(isinstance(each, Notice) for each in found) and isinstance(found[-1], Verdict)
+            ):
                 found += await outbox.next()
         return [each.text for each in found if isinstance(each, Notice)]
 
@@ -122,7 +137,10 @@ def test_a_producer_that_hangs_does_not_delay_the_end(model, instance):
 
 def test_of_triggered_frames_more_wait_and_those_that_are_dropped_are_counted():
     reader = genicam.Reader(
-        genicam.Settings(producer="", features={"TriggerMode": "On"}), "genicam", lambda: None, patience=60.0
+        genicam.Settings(producer="", features={"TriggerMode": "On"}),
+        "genicam",
+        lambda: None,
+        patience=60.0,
     )
     for number in range(1, 11):
         reader._put((number, np.zeros((1, 1, 3), np.uint8)))

@@ -1,4 +1,6 @@
-"""Pixels of each format as RGB, a camera's features, frames that were lost, and a camera that is gone."""
+"""Pixels of each format as RGB, a camera's features, frames that were lost,
+and a camera that is gone.
+"""
 
 import importlib
 import threading
@@ -19,17 +21,20 @@ pytestmark = pytest.mark.needs(LIBPYTHON)
 
 DESCRIPTION = """<?xml version="1.0" encoding="utf-8"?>
 <RegisterDescription xmlns="http://www.genicam.org/GenApi/Version_1_1" ModelName="M" VendorName="V"
-    ToolTip="" StandardNameSpace="None" SchemaMajorVersion="1" SchemaMinorVersion="1" SchemaSubMinorVersion="0"
+    ToolTip="" StandardNameSpace="None" SchemaMajorVersion="1" SchemaMinorVersion="1" \
+SchemaSubMinorVersion="0"
     MajorVersion="1" MinorVersion="0" SubMinorVersion="0" ProductGuid="0" VersionGuid="0">
   <Category Name="Root"><pFeature>TriggerMode</pFeature></Category>
   <Enumeration Name="TriggerMode">
-    <EnumEntry Name="Off"><Value>0</Value></EnumEntry><EnumEntry Name="On"><Value>1</Value></EnumEntry>
+    <EnumEntry Name="Off"><Value>0</Value></EnumEntry><EnumEntry \
+Name="On"><Value>1</Value></EnumEntry>
     <Value>0</Value>
   </Enumeration>
   <Float Name="ExposureTime"><Value>10</Value><Max>9000</Max></Float>
   <Integer Name="Gain"><Value>1</Value></Integer>
   <Boolean Name="ReverseX"><Value>false</Value><OnValue>1</OnValue><OffValue>0</OffValue></Boolean>
-  <IntReg Name="Width"><Address>0</Address><Length>4</Length><AccessMode>RO</AccessMode><pPort>Device</pPort>
+  <IntReg \
+Name="Width"><Address>0</Address><Length>4</Length><AccessMode>RO</AccessMode><pPort>Device</pPort>
     <Sign>Unsigned</Sign><Endianess>LittleEndian</Endianess></IntReg>
   <Port Name="Device"/>
 </RegisterDescription>"""
@@ -38,7 +43,8 @@ DESCRIPTION = """<?xml version="1.0" encoding="utf-8"?>
 @pytest.fixture
 def node_map() -> Any:
     """The features of a camera that is not connected."""
-    genapi = importlib.import_module("genicam.genapi")  # not where there is no shared library of Python
+    # not where there is no shared library of Python
+    genapi = importlib.import_module("genicam.genapi")
     found = genapi.NodeMap()
     found.load_xml_from_string(DESCRIPTION)
     return found
@@ -51,7 +57,10 @@ def rgb(name: str, *values: int, width: int = 1, bits: int = 8) -> list[int]:
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
 def test_of_gray_values_the_upper_eight_bits_count(bits):
-    assert rgb(f"Mono{bits}", 200 << (bits - 8), 2 ** (bits - 8), width=2, bits=bits) == [200] * 3 + [1] * 3
+    assert (
+        rgb(f"Mono{bits}", 200 << (bits - 8), 2 ** (bits - 8), width=2, bits=bits)
+        == [200] * 3 + [1] * 3
+    )
 
 
 def test_colors_come_in_their_order_and_padding_is_left_out():
@@ -66,7 +75,9 @@ def test_colors_come_in_their_order_and_padding_is_left_out():
 def test_a_mosaic_shows_the_color_that_its_pixels_saw(pattern, bits):
     letters = {"RG": "RGGB", "GR": "GRBG", "GB": "GBRG", "BG": "BGGR"}[pattern]
     color = {"R": 200, "G": 100, "B": 50}
-    cell = np.array([color[letter] << (bits - 8) for letter in letters], np.uint8 if bits == 8 else np.uint16)
+    cell = np.array(
+        [color[letter] << (bits - 8) for letter in letters], np.uint8 if bits == 8 else np.uint16
+    )
     mosaic = np.tile(cell.reshape(2, 2), (4, 4))
     seen = genicam_process.to_rgb(f"Bayer{pattern}{bits}", mosaic.ravel(), 8, 8)
     assert seen[2:-2, 2:-2].reshape(-1, 3).tolist() == [[200, 100, 50]] * 16

@@ -27,7 +27,9 @@ from tests.support.ports import free_port
 from tests.support.tiny_bundle import BLUE, GREEN, RED
 from tests.support.waiting import wait_until_async
 
-VERDICT = Verdict(image="", label="", confidence=1, probabilities={}, bundle="", milliseconds=0, time="")
+VERDICT = Verdict(
+    image="", label="", confidence=1, probabilities={}, bundle="", milliseconds=0, time=""
+)
 
 
 @pytest.fixture
@@ -36,7 +38,9 @@ def broker(tmp_path) -> Iterator[str]:
         yield running.url
 
 
-def publish(url: str, *messages: tuple[str, bytes], name: str = "", retain: bool = False, qos: int = 1) -> None:
+def publish(
+    url: str, *messages: tuple[str, bytes], name: str = "", retain: bool = False, qos: int = 1
+) -> None:
     """Another program publishes; returns when the broker has all."""
     address = httpx.URL(url)
     client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
@@ -46,7 +50,9 @@ def publish(url: str, *messages: tuple[str, bytes], name: str = "", retain: bool
     if name:
         properties.UserProperty = ("name", name)
     for topic, payload in messages:
-        client.publish(topic, payload, qos=qos, retain=retain, properties=properties).wait_for_publish(60)
+        client.publish(
+            topic, payload, qos=qos, retain=retain, properties=properties
+        ).wait_for_publish(60)
     client.disconnect()
     client.loop_stop()
 
@@ -59,13 +65,16 @@ def met(instance: Instance, url: str) -> None:
     """The source has been there before: the broker has its session."""
     [source] = opened(instance, mqtt(url))
     assert isinstance(source, mqtt_source.Mqtt)
-    with MqttClient(Endpoint.parse(url), source._client_id, inbox=queue.Queue(), persistent=True) as session:
+    with MqttClient(
+        Endpoint.parse(url), source._client_id, inbox=queue.Queue(), persistent=True
+    ) as session:
         session.subscribe(source._topic)
         assert session.await_subscription(60)
 
 
 async def names_up_to_last(frames: AsyncGenerator[Frame], url: str) -> list[str]:
-    """The names of what comes, unjudged, before an image that is published now: the broker keeps the order.
+    """The names of what comes, unjudged, before an image that is published now:
+    the broker keeps the order.
 
     It goes at QoS 0, as which it waits for no acknowledgement of others.
     """
@@ -76,7 +85,9 @@ async def names_up_to_last(frames: AsyncGenerator[Frame], url: str) -> list[str]
     return found[:-1]
 
 
-def test_images_on_a_topic_are_judged_in_order_also_those_of_the_time_when_the_line_was_away(model, instance, broker):
+def test_images_on_a_topic_are_judged_in_order_also_those_of_the_time_when_the_line_was_away(
+    model, instance, broker
+):
     async def run(*names: str) -> list[tuple[str, str, str]]:
         async with fed(model, *opened(instance, mqtt(broker))) as outbox:
             found = await outbox.next(len(names))
@@ -97,7 +108,9 @@ def test_images_on_a_topic_are_judged_in_order_also_those_of_the_time_when_the_l
     assert asyncio.run(run("1")) == [("later", "blue", source)]
 
 
-def test_what_was_not_judged_comes_again_and_what_was_does_not_although_its_acknowledgement_was_lost(instance, broker):
+def test_only_what_was_not_judged_comes_again_even_if_its_acknowledgement_was_lost(
+    instance, broker
+):
     async def bring(count: int, judged: int) -> list[str]:
         [source] = opened(instance, mqtt(broker))
         async with contextlib.aclosing(source.frames(asyncio.Event())) as frames:
@@ -171,7 +184,9 @@ def test_an_image_that_the_broker_repeats_while_it_is_in_hand_is_brought_once(in
         [source] = opened(instance, mqtt(broker))
         return (await asyncio.wait_for(anext(source.frames(asyncio.Event())), 60)).name
 
-    assert asyncio.run(first_name()) == "another", "it was acknowledged in the connection that counts"
+    assert asyncio.run(first_name()) == "another", (
+        "it was acknowledged in the connection that counts"
+    )
 
 
 def test_the_broker_sends_no_more_than_the_window_before_the_first_is_judged(instance, broker):
@@ -187,13 +202,17 @@ def test_the_broker_sends_no_more_than_the_window_before_the_first_is_judged(ins
     assert asyncio.run(count()) == mqtt_source.WINDOW
 
 
-def test_bad_and_too_large_images_are_failures_and_retained_ones_are_left_out(model, instance, broker, monkeypatch):
+def test_bad_and_too_large_images_are_failures_and_retained_ones_are_left_out(
+    model, instance, broker, monkeypatch
+):
     monkeypatch.setattr(mqtt_source, "MAX_BYTES", 5000)
     monkeypatch.setattr(image_decoding, "MAX_BYTES", 5000)
 
     async def run() -> list[Any]:
         async with fed(model, *opened(instance, mqtt(broker))) as outbox:
-            await asyncio.to_thread(publish, broker, ("plant/a/image", b""), ("plant/a/image", b"x" * 9000))
+            await asyncio.to_thread(
+                publish, broker, ("plant/a/image", b""), ("plant/a/image", b"x" * 9000)
+            )
             await asyncio.to_thread(publish, broker, ("plant/a/image", RED))
             found = await outbox.next(3)
         return found + outbox.rest()
@@ -214,11 +233,15 @@ def test_a_broker_that_is_not_there_yet_is_told_and_tried_again(model, instance,
         async with fed(model, *opened(instance, mqtt(f"mqtt://127.0.0.1:{port}"))) as outbox:
             [notice] = await outbox.next()
             assert "nothing listens" in notice.text
-            with await asyncio.to_thread(start_broker, tmp_path / "broker", port=port, kind="mosquitto") as running:
+            with await asyncio.to_thread(
+                start_broker, tmp_path / "broker", port=port, kind="mosquitto"
+            ) as running:
                 verdict = None
                 while verdict is None:  # until it has subscribed
                     await asyncio.to_thread(publish, running.url, ("plant/a/image", RED))
-                    verdict = next((each for each in outbox.rest() if isinstance(each, Verdict)), None)
+                    verdict = next(
+                        (each for each in outbox.rest() if isinstance(each, Verdict)), None
+                    )
                 assert verdict.label == "red"
 
     asyncio.run(run())
@@ -228,7 +251,9 @@ def test_a_broker_that_says_nothing_does_not_hold_up_the_end(model, instance):
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
         async def run() -> None:
-            async with fed(model, *opened(instance, mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))):
+            async with fed(
+                model, *opened(instance, mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))
+            ):
                 connection, _ = await asyncio.to_thread(silent.accept)
             connection.close()
 

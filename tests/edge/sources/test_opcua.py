@@ -1,4 +1,6 @@
-"""A real OPC UA server triggers a camera: a frame each, named by the part, also after the server was killed."""
+"""A real OPC UA server triggers a camera: a frame each, named by the part,
+also after the server was killed.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -30,7 +32,12 @@ def stream() -> Iterator[NetworkCamera]:
 
 
 def table(server: OpcUaServer, camera: NetworkCamera, **others: Any) -> dict[str, Any]:
-    return {"kind": "opcua", "url": server.url, "trigger": node("counter"), "input": camera.url} | others
+    return {
+        "kind": "opcua",
+        "url": server.url,
+        "trigger": node("counter"),
+        "input": camera.url,
+    } | others
 
 
 async def watching(source: Any) -> None:
@@ -38,7 +45,9 @@ async def watching(source: Any) -> None:
     await wait_until_async(lambda: source._last is not None)
 
 
-def test_each_step_of_a_counter_takes_a_frame_of_that_moment_named_by_the_part(model, instance, server, stream):
+def test_each_step_of_a_counter_takes_a_frame_of_that_moment_named_by_the_part(
+    model, instance, server, stream
+):
     async def run() -> list[Any]:
         [source] = opened(instance, table(server, stream, part=node("part")))
         found = []
@@ -46,7 +55,8 @@ def test_each_step_of_a_counter_takes_a_frame_of_that_moment_named_by_the_part(m
             await watching(source)
             for number, color in enumerate([(255, 0, 0), (0, 255, 0), (255, 0, 0), (0, 255, 0)], 1):
                 stream.show(color)
-                await wait_until_async(lambda: stream.sent >= 20)  # what was held of before has then been decoded
+                # what was held of before has then been decoded
+                await wait_until_async(lambda: stream.sent >= 20)
                 await server.write(part=f"part {number}")
                 await server.write(counter=number)
                 found += await outbox.next()
@@ -54,8 +64,11 @@ def test_each_step_of_a_counter_takes_a_frame_of_that_moment_named_by_the_part(m
 
     found = asyncio.run(run())
     assert [(each.image, each.label) for each in found] == [
-        ("part 1", "red"), ("part 2", "green"), ("part 3", "red"), ("part 4", "green"),
-    ]  # fmt: skip
+        ("part 1", "red"),
+        ("part 2", "green"),
+        ("part 3", "red"),
+        ("part 4", "green"),
+    ]
 
 
 def test_a_boolean_triggers_when_it_rises(model, instance, server, stream):
@@ -96,7 +109,9 @@ def test_parts_that_came_too_fast_are_dropped_and_counted(server, stream):
     assert asyncio.run(run()) == (3, ["#100", "#101", "#102"])
 
 
-def test_triggers_that_came_while_nobody_watched_are_counted_in_the_log(instance, server, stream, caplog):
+def test_triggers_that_came_while_nobody_watched_are_counted_in_the_log(
+    instance, server, stream, caplog
+):
     async def run() -> None:
         [source] = opened(instance, table(server, stream))
         for value in (200, 203):
@@ -148,7 +163,9 @@ def test_what_cannot_be_used_is_told_with_a_remedy(model, instance, server, stre
 
     wrong = asyncio.run(told(trigger="ns=2;s=triger"))
     assert "the node ns=2;s=triger at" in wrong
-    assert "cannot be read (BadNodeIdUnknown); write its id as the server's browser shows it" in wrong
+    assert (
+        "cannot be read (BadNodeIdUnknown); write its id as the server's browser shows it" in wrong
+    )
     assert "is no trigger: it holds ''" in asyncio.run(told(trigger=node("label")))
     with pytest.raises(UsageError, match="no OPC UA node id"):
         opened(instance, table(server, stream, part="part"))

@@ -17,11 +17,15 @@ def test_a_source_that_is_given_twice_is_refused(instance, tmp_path):
         opened(instance, *[{"kind": "folder", "path": str(tmp_path)}] * 2)
 
 
-def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, instance, camera, monkeypatch):
+def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(
+    model, instance, camera, monkeypatch
+):
     monkeypatch.setattr(folder_source, "SWEEP", 0.05)
     monkeypatch.setattr(source_runner, "FIRST", 0.02)
     tries, frames = [], folder_source.Folder.frames
-    monkeypatch.setattr(folder_source.Folder, "frames", lambda *given: tries.append(None) or frames(*given))
+    monkeypatch.setattr(
+        folder_source.Folder, "frames", lambda *given: tries.append(None) or frames(*given)
+    )
 
     async def run() -> None:
         async with fed(model, *opened(instance, FOLDER)) as outbox:

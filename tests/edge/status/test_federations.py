@@ -1,4 +1,6 @@
-"""`edge-node status`: what it makes of what is retained, how it looks, and against a real broker."""
+"""`edge-node status`: what it makes of what is retained, how it looks,
+and against a real broker.
+"""
 
 import itertools
 import json
@@ -21,10 +23,23 @@ from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.client import Endpoint, MqttClient
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
-from broker_config.protocol.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
+from broker_config.protocol.messages import (
+    AnyMessage,
+    NodeState,
+    Overview,
+    Presence,
+    RoundState,
+    Spec,
+)
 from broker_config.protocol.vfl_messages import SensorState, Validation, VflOverview
 from broker_config.security import member_list
-from edge.status.federations import FederationStatus, StatusMonitor, fetch, json_object, json_objects
+from edge.status.federations import (
+    FederationStatus,
+    StatusMonitor,
+    fetch,
+    json_object,
+    json_objects,
+)
 from edge.status.rendering import notices, render
 from tests.support.manual_clock import Clock
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, here, run, start
@@ -41,26 +56,65 @@ GATHERING = RoundState(run=RUN, round=0, status="gathering")
 ONLINE = Presence(session=SESSION, online=True)
 OFFLINE = Presence(session=SESSION, online=False)
 NODES = (
-    NodeState(node="plant-10", doing="sending", awaited=True, done=40, total=100, round=8, weight=0.6931, heard=1.0),
-    NodeState(node="plant-2", doing="training", awaited=True, round=8, weight=0.5, bytes=72_500_000, heard=130.0),
+    NodeState(
+        node="plant-10",
+        doing="sending",
+        awaited=True,
+        done=40,
+        total=100,
+        round=8,
+        weight=0.6931,
+        heard=1.0,
+    ),
+    NodeState(
+        node="plant-2",
+        doing="training",
+        awaited=True,
+        round=8,
+        weight=0.5,
+        bytes=72_500_000,
+        heard=130.0,
+    ),
     NodeState(node="plant-1", doing="waiting", round=9, weight=0.25, bytes=81_500_000, heard=12.0),
-    NodeState(node="plant-3", doing="absent", round=7, heard=4000.0, error="round 8: its connection ended"),
-    NodeState(node="mallory", doing="refused", error="round 8: its message \x1b[2J cannot be read: JSON is malformed"),
+    NodeState(
+        node="plant-3", doing="absent", round=7, heard=4000.0, error="round 8: its connection ended"
+    ),
+    NodeState(
+        node="mallory",
+        doing="refused",
+        error="round 8: its message \x1b[2J cannot be read: JSON is malformed",
+    ),
 )
 OVERVIEW = Overview(
-    run=RUN, time=NOW, round=9, rounds=30, status="open", contributions=2, quorum=4, left=75.0, nodes=NODES
-)  # fmt: skip
+    run=RUN,
+    time=NOW,
+    round=9,
+    rounds=30,
+    status="open",
+    contributions=2,
+    quorum=4,
+    left=75.0,
+    nodes=NODES,
+)
 TOPICS = {
-    Spec: topics.spec, RoundState: topics.round_state, Overview: topics.status,
-    Presence: lambda name: topics.presence(name, topics.COORDINATOR), VflOverview: topics.status,
-}  # fmt: skip
+    Spec: topics.spec,
+    RoundState: topics.round_state,
+    Overview: topics.status,
+    Presence: lambda name: topics.presence(name, topics.COORDINATOR),
+    VflOverview: topics.status,
+}
 LINE = VflOverview(
-    run=RUN, time=NOW, round=41, status="open", loss=0.25, rate=212.5,
+    run=RUN,
+    time=NOW,
+    round=41,
+    status="open",
+    loss=0.25,
+    rate=212.5,
     sensors=(
         SensorState(name="press", present=True, latency=0.0304, iterations=2),
         SensorState(name="oven", present=False),
     ),
-)  # fmt: skip
+)
 
 
 def topic_of(message: AnyMessage, federation: str = "steel") -> str:
@@ -105,8 +159,12 @@ def test_what_a_message_said_is_as_old_as_the_message() -> None:
     (shown,) = found.statuses()
     assert (shown.age, shown.left) == (70, 5)
     assert [(node.node, node.heard) for node in shown.nodes] == [
-        ("mallory", None), ("plant-1", 82), ("plant-2", 200), ("plant-3", 4070), ("plant-10", 71)
-    ]  # fmt: skip
+        ("mallory", None),
+        ("plant-1", 82),
+        ("plant-2", 200),
+        ("plant-3", 4070),
+        ("plant-10", 71),
+    ]
     clock.now += 10
     assert found.statuses()[0].left == 0
 
@@ -130,7 +188,9 @@ def test_what_is_left_of_an_earlier_run_does_not_count() -> None:
 def test_a_message_that_says_nothing_new_changes_nothing() -> None:
     found = monitor(SPEC, OVERVIEW)
     assert not found.update(topic_of(OVERVIEW), encode(OVERVIEW), retained=False)
-    assert found.update(topic_of(OVERVIEW), encode(changed(OVERVIEW, contributions=3)), retained=False)
+    assert found.update(
+        topic_of(OVERVIEW), encode(changed(OVERVIEW, contributions=3)), retained=False
+    )
     assert found.statuses()[0].contributions == 3
 
 
@@ -139,7 +199,9 @@ def test_what_cannot_be_read_is_named_until_something_readable_comes() -> None:
     found.update(topic_of(OPEN), b"\x1b[2J", retained=True)
     assert found.statuses()[0].round == 9
     last = shown_lines(found, 200)[-1]
-    assert last.startswith("ignored an unreadable message on edge-node/v1/steel/round: JSON is malformed")
+    assert last.startswith(
+        "ignored an unreadable message on edge-node/v1/steel/round: JSON is malformed"
+    )
     found.update(topic_of(OPEN), encode(OPEN), retained=False)
     assert not found.unreadable
 
@@ -166,7 +228,8 @@ def test_of_a_line_it_is_shown_whether_its_model_is_worth_anything() -> None:
     )
     judged = Validation(products=1, rmse=21.5, baseline=40.125)
     assert shown_lines(monitor(ONLINE, changed(LINE, validation=judged)), 160)[2] == (
-        "of the newest 1 product, judged before they were learnt from, RMSE 21.5 (always their mean: 40.12)"
+        "of the newest 1 product, judged before they were learnt from, RMSE 21.5 (always their "
+        "mean: 40.12)"
     )
 
 
@@ -212,7 +275,9 @@ def test_a_line_that_is_over_lacks_nobody() -> None:
         (changed(OPEN, status="aborted"), ONLINE, True),
     ],
 )
-def test_a_federation_has_ended_when_nothing_more_will_come(state: RoundState, presence: Presence, ended: bool) -> None:
+def test_a_federation_has_ended_when_nothing_more_will_come(
+    state: RoundState, presence: Presence, ended: bool
+) -> None:
     assert status(SPEC, state, presence, OVERVIEW).ended == ended
 
 
@@ -227,7 +292,10 @@ def test_a_federation_has_ended_when_nothing_more_will_come(state: RoundState, p
             (OPEN, OFFLINE, changed(OVERVIEW, nodes=())),
             ["the coordinator is offline: nodes wait for it, and go on when it is back"],
         ),
-        ((OPEN, ONLINE, changed(OVERVIEW, paused=True)), ["paused: round 9 waits for plant-2, plant-10 to come back"]),
+        (
+            (OPEN, ONLINE, changed(OVERVIEW, paused=True)),
+            ["paused: round 9 waits for plant-2, plant-10 to come back"],
+        ),
         (
             (OPEN, ONLINE, changed(OVERVIEW, paused=True, nodes=())),
             ["paused: round 9 waits for more nodes to come back"],
@@ -246,7 +314,9 @@ def test_a_federation_has_ended_when_nothing_more_will_come(state: RoundState, p
         ((changed(OPEN, status="finished"), OFFLINE), []),
     ],
 )
-def test_it_is_said_what_deserves_attention(messages: tuple[AnyMessage, ...], said: list[str]) -> None:
+def test_it_is_said_what_deserves_attention(
+    messages: tuple[AnyMessage, ...], said: list[str]
+) -> None:
     assert list(notices(status(SPEC, *messages), NOW)) == said
 
 
@@ -254,10 +324,14 @@ def in_days(days: float) -> datetime:
     return NOW + timedelta(days=days)
 
 
-def test_certificates_that_end_within_30_days_or_have_ended_are_told_together_if_on_the_same_day() -> None:
+def test_certificates_that_end_within_30_days_on_the_same_day_are_told_together() -> None:
     ends = {"a": 31, "b": 29.2, "c": 5, "d": 5.1, "e": -1}
-    nodes = tuple(NodeState(node=name, doing="waiting", expires=in_days(days)) for name, days in ends.items())
-    shown = status(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=(*nodes, NodeState(node="f", doing="waiting"))))
+    nodes = tuple(
+        NodeState(node=name, doing="waiting", expires=in_days(days)) for name, days in ends.items()
+    )
+    shown = status(
+        SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=(*nodes, NodeState(node="f", doing="waiting")))
+    )
     assert list(notices(shown, NOW)) == [
         "the certificate of e expired on 2026-02-28: new kits are needed",
         "the certificate of c, d expires on 2026-03-06, in 5 days: new kits are needed",
@@ -306,13 +380,22 @@ def test_no_line_is_wider_than_the_terminal_and_who_does_what_has_room_in_any(wi
 @pytest.mark.parametrize("width", [60, 100])
 def test_of_two_hundred_nodes_those_beyond_the_screen_are_counted(width: int) -> None:
     many = tuple(
-        NodeState(node=f"plant-{number}", doing="training", awaited=number > 150, heard=number / 2, error="gone")
+        NodeState(
+            node=f"plant-{number}",
+            doing="training",
+            awaited=number > 150,
+            heard=number / 2,
+            error="gone",
+        )
         for number in range(200)
     )
     found = monitor(SPEC, OPEN, ONLINE, changed(OVERVIEW, nodes=many))
     drawn = shown_lines(found, width, 24)
     assert len(drawn) <= 23
-    assert "waits for plant-151, plant-152, plant-153, plant-154, plant-155 and 44 more" in " ".join(drawn)
+    assert (
+        "waits for plant-151, plant-152, plant-153, plant-154, plant-155 and 44 more"
+        in " ".join(drawn)
+    )
     assert re.search(r"^and \d+ more: \d+ training$", "\n".join(drawn), re.MULTILINE)
     assert "and 195 more errors" in drawn
     assert len(shown_lines(found, width)) > 200  # where nothing scrolls away there is room for all
@@ -324,10 +407,14 @@ def test_of_two_hundred_nodes_those_beyond_the_screen_are_counted(width: int) ->
         (GATHERING, OVERVIEW, "waiting for its nodes: 3 of 4, 30 rounds"),
         (GATHERING, None, "waiting for its nodes: 4, 30 rounds"),
         (changed(OPEN, status="finished"), OVERVIEW, "finished: 30 rounds"),
-        (changed(OPEN, status="aborted", reason="no\x07more"), OVERVIEW, "aborted in round 9 of 30: no�more"),
+        (
+            changed(OPEN, status="aborted", reason="no\x07more"),
+            OVERVIEW,
+            "aborted in round 9 of 30: no�more",
+        ),
         (OPEN, None, "round 9 of 30"),
     ],
-)  # fmt: skip
+)
 def test_the_second_line_says_where_the_federation_stands(
     state: RoundState, overview: Overview | None, said: str
 ) -> None:
@@ -353,7 +440,9 @@ class Coordinator:
     """Publishes what a coordinator would."""
 
     def __init__(self, endpoint: Endpoint):
-        self._mqtt = MqttClient(endpoint, "coordinator", inbox=queue.Queue(), persistent=False).open()
+        self._mqtt = MqttClient(
+            endpoint, "coordinator", inbox=queue.Queue(), persistent=False
+        ).open()
 
     def publish(self, *messages: AnyMessage, federation: str = "steel") -> None:
         for message in messages:
@@ -375,7 +464,9 @@ def just_now(**fields: object) -> AnyMessage:
     return changed(OVERVIEW, time=datetime.now(UTC), **fields)
 
 
-def test_without_a_terminal_it_is_shown_once(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
+def test_without_a_terminal_it_is_shown_once(
+    coordinator: Coordinator, mosquitto: EmbeddedBroker
+) -> None:
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
     result = run("status", mosquitto.url, COLUMNS="60")
     assert (result.returncode, result.stderr) == (0, "")
@@ -383,7 +474,9 @@ def test_without_a_terminal_it_is_shown_once(coordinator: Coordinator, mosquitto
     assert "\x1b" not in result.stdout
 
 
-def test_an_output_without_utf_8_gets_escapes(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
+def test_an_output_without_utf_8_gets_escapes(
+    coordinator: Coordinator, mosquitto: EmbeddedBroker
+) -> None:
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
     result = run("status", mosquitto.url, COLUMNS="100", PYTHONIOENCODING="latin-1")
     assert (result.returncode, result.stderr) == (0, "")
@@ -398,9 +491,19 @@ def test_as_json_a_federation_is_one_object_with_all_that_is_known(
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
     assert set(shown) == {field.name for field in msgspec.structs.fields(FederationStatus)}
-    assert (shown["federation"], shown["online"], shown["status"], shown["round"]) == ("steel", False, "open", 9)
-    assert {node["node"]: node["doing"] for node in shown["nodes"]} == {node.node: node.doing for node in NODES}
-    assert all(set(node) == {field.name for field in msgspec.structs.fields(NodeState)} for node in shown["nodes"])
+    assert (shown["federation"], shown["online"], shown["status"], shown["round"]) == (
+        "steel",
+        False,
+        "open",
+        9,
+    )
+    assert {node["node"]: node["doing"] for node in shown["nodes"]} == {
+        node.node: node.doing for node in NODES
+    }
+    assert all(
+        set(node) == {field.name for field in msgspec.structs.fields(NodeState)}
+        for node in shown["nodes"]
+    )
     assert 0 <= shown["age"] < 30
 
 
@@ -412,15 +515,25 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
     signed = kits["monitor"].members()
     soon = datetime.now(UTC) + timedelta(days=20)
     lasting = msgspec.structs.replace(
-        signed, expires=soon, coordinator=msgspec.structs.replace(signed.coordinator, expires=soon + timedelta(days=2))
+        signed,
+        expires=soon,
+        coordinator=msgspec.structs.replace(signed.coordinator, expires=soon + timedelta(days=2)),
     )
     monitor = msgspec.structs.replace(kits["monitor"], charter=member_list.sign(lasting, key))
     node = NodeState(node="plant-a", doing="waiting", expires=soon + timedelta(days=4))
     with closing(Coordinator(Endpoint.from_kit(kits["coordinator"]))) as coordinator:
-        coordinator.publish(changed(SPEC, federation="steel"), OPEN, ONLINE, just_now(nodes=(node,)))
+        coordinator.publish(
+            changed(SPEC, federation="steel"), OPEN, ONLINE, just_now(nodes=(node,))
+        )
         (shown,) = fetch(Endpoint.from_kit(monitor), "steel").statuses()
-    assert [notice.partition(":")[0] for notice in notices(shown, datetime.now(UTC) + timedelta(hours=1))] == [
-        f"the certificate of coordinator expires on {lasting.coordinator.expires:%Y-%m-%d}, in 21 days",
+    assert [
+        notice.partition(":")[0]
+        for notice in notices(shown, datetime.now(UTC) + timedelta(hours=1))
+    ] == [
+        (
+            f"the certificate of coordinator expires on {lasting.coordinator.expires:%Y-%m-%d}, "
+            "in 21 days"
+        ),
         f"the certificate of plant-a expires on {node.expires:%Y-%m-%d}, in 23 days",
         f"the charter in this kit expires on {soon:%Y-%m-%d}, in 19 days",
     ]
@@ -430,10 +543,14 @@ def test_with_a_kit_the_end_of_its_certificate_and_charter_and_of_the_coordinato
     assert [datetime.fromisoformat(each["expires"]) for each in told["nodes"]] == [node.expires]
 
 
-def test_one_of_several_federations_is_shown_by_its_name(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
+def test_one_of_several_federations_is_shown_by_its_name(
+    coordinator: Coordinator, mosquitto: EmbeddedBroker
+) -> None:
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
     coordinator.publish(changed(SPEC, federation="wood"), federation="wood")
-    all_ = [json.loads(line) for line in here("status", mosquitto.url, "--json").stdout.splitlines()]
+    all_ = [
+        json.loads(line) for line in here("status", mosquitto.url, "--json").stdout.splitlines()
+    ]
     assert [each["federation"] for each in all_] == ["steel", "wood"]
     assert len(here("status", mosquitto.url).stdout.splitlines()) == 5
     assert "plant-10" in here("status", mosquitto.url, "--federation", "steel").stdout
@@ -477,7 +594,9 @@ def test_in_a_terminal_it_follows_the_federation_to_its_end(
 def test_two_hundred_nodes_are_drawn_in_a_terminal_and_ctrl_c_leaves_it(
     coordinator: Coordinator, mosquitto: EmbeddedBroker
 ) -> None:
-    nodes = tuple(NodeState(node=f"plant-{number}", doing="training", heard=1.0) for number in range(200))
+    nodes = tuple(
+        NodeState(node=f"plant-{number}", doing="training", heard=1.0) for number in range(200)
+    )
     coordinator.publish(SPEC, OPEN, ONLINE, just_now(nodes=nodes))
     terminal = Terminal(100, "status", mosquitto.url)
     terminal.read_until(r"^and \d+ more: \d+ training$")
@@ -486,7 +605,9 @@ def test_two_hundred_nodes_are_drawn_in_a_terminal_and_ctrl_c_leaves_it(
     assert terminal.read_to_end() == 130
 
 
-def test_a_broker_that_restarts_is_waited_for(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
+def test_a_broker_that_restarts_is_waited_for(
+    coordinator: Coordinator, mosquitto: EmbeddedBroker
+) -> None:
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
     terminal = Terminal(80, "status", mosquitto.url)
     terminal.read_until("^plant-10")
@@ -519,7 +640,9 @@ class Followed:
                 return shown
 
 
-def test_changes_are_followed_as_lines_of_json(coordinator: Coordinator, mosquitto: EmbeddedBroker) -> None:
+def test_changes_are_followed_as_lines_of_json(
+    coordinator: Coordinator, mosquitto: EmbeddedBroker
+) -> None:
     coordinator.publish(SPEC, OPEN, ONLINE, just_now())
     followed = Followed(mosquitto.url)
     assert followed.next()["contributions"] == 2
@@ -539,18 +662,40 @@ class Federation:
 
     def __init__(self, url: str, folder: Path):
         self._url, self._folder = url, folder
-        self._images = {name: draw(folder / "images" / name, 8, seed) for seed, name in enumerate(PLANTS)}
+        self._images = {
+            name: draw(folder / "images" / name, 8, seed) for seed, name in enumerate(PLANTS)
+        }
         self.processes: dict[str, Process] = {}
         self._count = itertools.count()
 
     def start(self, name: str) -> None:
         if name in PLANTS:
-            command: tuple[object, ...] = ("join", self._url, "--name", name, "--data", self._images[name])
+            command: tuple[object, ...] = (
+                "join",
+                self._url,
+                "--name",
+                name,
+                "--data",
+                self._images[name],
+            )
         else:
             command = (
-                "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", 2, *FEDERATION,
-                "--method", "fedavg", "--rounds", 14, "--training", "local_epochs=30", "--deadline", 300,
-            )  # fmt: skip
+                "coordinate",
+                self._url,
+                "--classes",
+                ",".join(CLASSES),
+                "--nodes",
+                2,
+                *FEDERATION,
+                "--method",
+                "fedavg",
+                "--rounds",
+                14,
+                "--training",
+                "local_epochs=30",
+                "--deadline",
+                300,
+            )
         log = self._folder / f"{name}-{next(self._count)}.log"
         self.processes[name] = start(*command, "--state", self._folder / name, log=log)
 
@@ -579,7 +724,12 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
     wait_until(lambda: here("status", mosquitto.url).returncode == 0)
     followed = Followed(mosquitto.url)
     shown = followed.next(lambda shown: shown["age"] is not None)
-    assert (shown["status"], shown["online"], shown["round"], shown["left"]) == ("gathering", True, 0, None)
+    assert (shown["status"], shown["online"], shown["round"], shown["left"]) == (
+        "gathering",
+        True,
+        0,
+        None,
+    )
     assert (shown["start"], shown["nodes"]) == (2, [])
 
     for plant in PLANTS:
@@ -589,7 +739,9 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
     shown = followed.next(lambda shown: shown["round"] >= 2)
     assert set(doings(shown).values()) <= {"training", "sending", "waiting"}
     assert 250 < shown["left"] <= 300
-    contributed = {(node["weight"], node["bytes"] > 10_000, node["heard"] < 30) for node in shown["nodes"]}
+    contributed = {
+        (node["weight"], node["bytes"] > 10_000, node["heard"] < 30) for node in shown["nodes"]
+    }
     assert contributed == {(18.0, True, True)}
 
     federation.kill("plant-b")

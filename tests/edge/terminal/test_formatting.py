@@ -20,12 +20,22 @@ from edge.terminal.formatting import (
 def test_durations_are_said_as_finely_as_they_can_be_known() -> None:
     assert [format_elapsed(each) for each in (26.9, 250, 3723)] == ["0:26", "4:10", "1:02:03"]
     assert [format_remaining(each) for each in (26.4, 60, 254, 1500, 3600, 4200)] == [
-        "26 s", "1 min", "4 min 10 s", "25 min", "1 h", "1 h 10 min"
-    ]  # fmt: skip
+        "26 s",
+        "1 min",
+        "4 min 10 s",
+        "25 min",
+        "1 h",
+        "1 h 10 min",
+    ]
 
 
 def test_bytes_have_the_unit_that_fits() -> None:
-    assert [format_bytes(each) for each in (512, 2500, 9e6, 3e9)] == ["512 B", "2.5 kB", "9.0 MB", "3.00 GB"]
+    assert [format_bytes(each) for each in (512, 2500, 9e6, 3e9)] == [
+        "512 B",
+        "2.5 kB",
+        "9.0 MB",
+        "3.00 GB",
+    ]
 
 
 def test_counts_metrics_and_names_read_as_in_a_sentence() -> None:
@@ -49,8 +59,12 @@ def test_a_shortened_name_keeps_both_ends_and_has_the_length_asked_for() -> None
 
 def test_numbers_in_names_are_sorted_as_numbers_and_no_digit_of_another_script_breaks_it() -> None:
     assert sorted(["plant-10", "plant-2", "m²", "plant", "m2"], key=natural_key) == [
-        "m2", "m²", "plant", "plant-2", "plant-10"
-    ]  # fmt: skip
+        "m2",
+        "m²",
+        "plant",
+        "plant-2",
+        "plant-10",
+    ]
 
 
 def test_no_cell_is_a_formula_to_a_spreadsheet_and_its_text_can_be_had_back() -> None:

@@ -27,7 +27,8 @@ def test_columns_are_aligned_in_their_order_and_one_without_text_is_left_out() -
 
 
 @pytest.mark.parametrize(
-    ("width", "columns"), [(60, "node round state loss"), (45, "node round state"), (32, "node state"), (12, "node")]
+    ("width", "columns"),
+    [(60, "node round state loss"), (45, "node round state"), (32, "node state"), (12, "node")],
 )
 def test_the_least_important_columns_are_dropped_first(width: int, columns: str) -> None:
     assert table(width)[0].split() == columns.split()

@@ -15,7 +15,9 @@ SIZES = [(1, 1), (3, 2), (9, 9), (64, 64), (200, 200), (640, 480), (4096, 60)]
 
 
 def photo(values: np.ndarray, mode: str = "L") -> Photo:
-    return Photo(Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert(mode), "PNG", mode, "")
+    return Photo(
+        Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert(mode), "PNG", mode, ""
+    )
 
 
 def blank(frame: Photo) -> bool:
@@ -53,7 +55,9 @@ def test_light_that_falls_off_towards_the_edges_shows_nothing():
 
 @pytest.mark.parametrize("plant", range(8))
 def test_surfaces_show_something_also_without_a_defect_and_at_a_fifth_of_their_contrast(plant):
-    images = drawn_surfaces.draw_images(np.repeat(np.arange(len(drawn_surfaces.CLASSES)), 3), 128, 1, plant)
+    images = drawn_surfaces.draw_images(
+        np.repeat(np.arange(len(drawn_surfaces.CLASSES)), 3), 128, 1, plant
+    )
     assert not any(blank(photo(image)) for image in images)
     steel = [image for image in images if image.std() > 10]
     assert not any(blank(photo(128 + 0.2 * (image - 128.0))) for image in steel)
@@ -90,7 +94,11 @@ def test_files_with_transparency_and_of_16_bits_are_judged_as_the_line_sees_them
     steel = drawn_surfaces.draw_images(np.array([0]), 128, 1, 0)[0, ..., 0]
     opaque = np.dstack([steel] * 3 + [np.full_like(steel, 255)])
     hidden = np.dstack([steel] * 3 + [np.zeros_like(steel)])
-    for pixels, expected in ((opaque, False), (hidden, True), (steel.astype(np.uint16) * 257, False)):
+    for pixels, expected in (
+        (opaque, False),
+        (hidden, True),
+        (steel.astype(np.uint16) * 257, False),
+    ):
         Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
         assert blank(read_image(file.getvalue())) == expected
 

@@ -1,4 +1,6 @@
-"""Drift: an ordinary line raises no alarm, a changed one does once, and the alarm ends when the line is as it was."""
+"""Drift: an ordinary line raises no alarm, a changed one does once,
+and the alarm ends when the line is as it was.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,15 @@ from edge.uncertainty.drift import Drift
 from edge.uncertainty.drift import Settings as DriftSettings
 from edge.uncertainty.reference import Reference
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
-from tests.support.classified_images import SIZE, Told, a_line, judged_bundle, picture, pictures, shown
+from tests.support.classified_images import (
+    SIZE,
+    Told,
+    a_line,
+    judged_bundle,
+    picture,
+    pictures,
+    shown,
+)
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
 WINDOW = 60
@@ -61,7 +71,10 @@ def test_ordinary_images_that_are_the_tiles_of_one_frame_raise_no_alarm_and_chan
     numbers = np.random.default_rng(1)
 
     def frames(count: int) -> list[np.ndarray]:
-        rows = [np.concatenate([picture(numbers, numbers.integers(3)) for _ in range(4)], 1) for _ in range(4 * count)]
+        rows = [
+            np.concatenate([picture(numbers, numbers.integers(3)) for _ in range(4)], 1)
+            for _ in range(4 * count)
+        ]
         return [np.concatenate(rows[4 * each : 4 * each + 4]) for each in range(count)]
 
     verdicts = shown(line, frames(300))
@@ -93,34 +106,53 @@ def test_a_changed_line_raises_one_alarm_within_a_window_and_ends_it_when_it_is_
 
 
 class Watch:
-    """A watcher of drift, and images that are nothing but features: 40, of three classes, one of them more varied."""
+    """A watcher of drift, and images that are nothing but features: 40, of three classes,
+    one of them more varied.
+    """
 
     def __init__(self, seed: int, window: int, held_out: int = 60) -> None:
         self.random, self.told = np.random.default_rng(seed), Told()
         self.means = self.random.normal(0, 3, (3, 40))
         self.drift = Drift(DriftSettings(window=window), UncertaintyCheck(Settings()), self.told)
         taken = np.arange(held_out) % 3
-        reference = Reference.from_features(np.stack([self.features(each) for each in taken]), taken, 3)
+        reference = Reference.from_features(
+            np.stack([self.features(each) for each in taken]), taken, 3
+        )
         manifest = SimpleNamespace(classes=CLASSES, confidence=None)
-        self.model: Any = SimpleNamespace(manifest=manifest, predictor=SimpleNamespace(reference=reference))
+        self.model: Any = SimpleNamespace(
+            manifest=manifest, predictor=SimpleNamespace(reference=reference)
+        )
 
     def features(self, taken: int) -> np.ndarray:
         return np.asarray(self.random.normal(self.means[taken], (1, 1, 3)[taken]), np.float32)
 
-    def show(self, count: int, shift: float = 0.0, doubted: float = 0.05, only: int | None = None) -> None:
+    def show(
+        self, count: int, shift: float = 0.0, doubted: float = 0.05, only: int | None = None
+    ) -> None:
         for _ in range(count):
             taken = int(self.random.integers(3)) if only is None else only
-            outputs = Outputs(np.eye(3, dtype=np.float32)[[taken]], None, (self.features(taken) + shift)[None])
+            outputs = Outputs(
+                np.eye(3, dtype=np.float32)[[taken]], None, (self.features(taken) + shift)[None]
+            )
             doubts = ("novelty",) if self.random.random() < doubted else ()
             nothing: Any = None
             verdict = VERDICT(doubts=doubts)
-            inspection = Inspection(self.model, nothing, nothing, outputs, outputs.probabilities, verdict, 0, 0, 0, 0)
+            inspection = Inspection(
+                self.model, nothing, nothing, outputs, outputs.probabilities, verdict, 0, 0, 0, 0
+            )
             self.drift(inspection)
 
 
 VERDICT = partial(
-    Verdict, image="", label="red", confidence=1, probabilities={}, bundle="", milliseconds=0, time=""
-)  # fmt: skip
+    Verdict,
+    image="",
+    label="red",
+    confidence=1,
+    probabilities={},
+    bundle="",
+    milliseconds=0,
+    time="",
+)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -153,7 +185,7 @@ def test_a_line_that_changes_to_and_fro_raises_no_storm_of_alarms():
     assert 2 < len(watch.told.notices) <= 20
 
 
-def test_uncertainty_check_that_become_frequent_raise_an_alarm_though_the_features_are_as_they_were():
+def test_doubts_that_become_frequent_raise_an_alarm_though_the_features_are_as_they_were():
     watch = Watch(3, 60)
     watch.show(200)
     assert watch.told.notices == []

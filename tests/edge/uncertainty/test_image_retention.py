@@ -1,4 +1,6 @@
-"""Images that are kept: which, as what, how many, and what happens when the disk does not take them."""
+"""Images that are kept: which, as what, how many,
+and what happens when the disk does not take them.
+"""
 
 import contextlib
 import io
@@ -22,7 +24,15 @@ from edge.inference.tiling import View
 from edge.uncertainty.image_retention import ImageRetention, Settings
 from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
-from tests.support.classified_images import CONFIDENCE, Told, a_line, judge, judged_bundle, picture, shown
+from tests.support.classified_images import (
+    CONFIDENCE,
+    Told,
+    a_line,
+    judge,
+    judged_bundle,
+    picture,
+    shown,
+)
 from tests.support.tiny_bundle import BLUE, RED
 
 RANDOM = np.random.default_rng(4)
@@ -35,7 +45,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def keeping(judged: Path, folder: Path, **settings: Any) -> Iterator[tuple[Pipeline, ImageRetention]]:
+def keeping(
+    judged: Path, folder: Path, **settings: Any
+) -> Iterator[tuple[Pipeline, ImageRetention]]:
     """A line that keeps images; afterwards the disk has them."""
     keep = ImageRetention(Settings(path=str(folder), **settings))
     with contextlib.closing(keep):
@@ -72,11 +84,15 @@ def test_besides_a_share_of_all_images_is_kept_at_random(judged, tmp_path):
             [sure] = shown(line, [SURE])
             drained(keep)
             if sure.kept:
-                assert json.loads((tmp_path / sure.kept).with_suffix(".json").read_bytes())["sampled"]
+                assert json.loads((tmp_path / sure.kept).with_suffix(".json").read_bytes())[
+                    "sampled"
+                ]
     assert 10 < len(kept(tmp_path)) < 50
 
 
-@pytest.mark.parametrize(("format_", "suffix"), [("JPEG", "jpg"), ("PNG", "png"), ("BMP", "bmp"), ("WEBP", "webp")])
+@pytest.mark.parametrize(
+    ("format_", "suffix"), [("JPEG", "jpg"), ("PNG", "png"), ("BMP", "bmp"), ("WEBP", "webp")]
+)
 def test_an_image_file_is_kept_byte_for_byte(judged, tmp_path, format_, suffix):
     Image.fromarray(UNSURE).save(content := io.BytesIO(), format_)
     with keeping(judged, tmp_path, what="all") as (line, _):
@@ -86,11 +102,15 @@ def test_an_image_file_is_kept_byte_for_byte(judged, tmp_path, format_, suffix):
     assert (tmp_path / name).read_bytes() == content.getvalue()
 
 
-def test_a_picture_of_what_was_seen_stands_beside_it_where_one_is_wanted_and_goes_with_it(judged, tmp_path):
+def test_a_picture_of_what_was_seen_stands_beside_it_where_one_is_wanted_and_goes_with_it(
+    judged, tmp_path
+):
     with keeping(judged, tmp_path, annotate=True, images=1) as (line, _):
         _, last = shown(line, [UNSURE, UNSURE])
     stem = str(last.kept).removesuffix(".png")
-    assert {path.name for path in tmp_path.iterdir()} == {f"{stem}{end}" for end in (".png", ".json", ".annotated.jpg")}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{stem}{end}" for end in (".png", ".json", ".annotated.jpg")
+    }
     assert Image.open(tmp_path / f"{stem}.annotated.jpg").size > UNSURE.shape[:2]
 
 
@@ -128,14 +148,17 @@ def test_the_oldest_make_room_by_number(judged, tmp_path):
 
 
 def test_the_oldest_make_room_by_size(judged, tmp_path):
-    noise = RANDOM.integers(0, 256, (4, 330, 330, 3), dtype=np.uint8)  # 327 kB each, whatever is done to it
+    # 327 kB each, whatever is done to it
+    noise = RANDOM.integers(0, 256, (4, 330, 330, 3), dtype=np.uint8)
     with keeping(judged, tmp_path, what="all", megabytes=1) as (line, _):
         names = [verdict.kept for verdict in shown(line, list(noise))]
     assert kept(tmp_path) == sorted(map(str, names[1:]))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1_000_000
 
 
-def test_what_was_kept_before_a_restart_counts_and_what_others_put_there_is_left_alone(judged, tmp_path):
+def test_what_was_kept_before_a_restart_counts_and_what_others_put_there_is_left_alone(
+    judged, tmp_path
+):
     (tmp_path / "labels.txt").write_text("mine")
     for _ in range(2):
         with keeping(judged, tmp_path, what="all", images=3) as (line, _):
@@ -151,13 +174,16 @@ def test_an_image_larger_than_all_that_may_be_kept_costs_no_other_its_place(judg
     assert (kept(tmp_path), keep.lost) == ([first.kept], 1)
 
 
-def test_a_slow_disk_costs_images_not_time_and_their_verdicts_do_not_say_that_they_are_kept(judged, tmp_path, caplog):
+def test_a_slow_disk_costs_images_not_time_and_their_verdicts_do_not_say_that_they_are_kept(
+    judged, tmp_path, caplog
+):
     with keeping(judged, tmp_path, what="all") as (line, keep), hindered(keep):
         verdicts = shown(line, [UNSURE] * 20)
     assert sorted(each.kept for each in verdicts if each.kept) == kept(tmp_path)
     assert 8 <= len(kept(tmp_path)) <= 9
     assert keep.lost == 20 - len(kept(tmp_path))
-    assert 1 <= len([record for record in caplog.records if "is not kept" in record.message]) <= 5  # no storm
+    # no storm
+    assert 1 <= len([record for record in caplog.records if "is not kept" in record.message]) <= 5
 
 
 def test_a_full_disk_is_logged_and_the_line_goes_on(judged, tmp_path, caplog, monkeypatch):

@@ -1,4 +1,6 @@
-"""Which verdicts are doubted, and why: against the thresholds and the reference that a bundle brings."""
+"""Which verdicts are doubted, and why: against the thresholds and the reference that a bundle
+brings.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,16 @@ from edge.inference.served_model import load_model
 from edge.inference.tiling import View
 from edge.uncertainty.reference import ClassAxes, Reference, disagreement, load_reference, quantile
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
-from tests.support.classified_images import SIZE, STRIPES, Told, a_line, judged_bundle, picture, pictures, shown
+from tests.support.classified_images import (
+    SIZE,
+    STRIPES,
+    Told,
+    a_line,
+    judged_bundle,
+    picture,
+    pictures,
+    shown,
+)
 from tests.support.counted_calls import count_calls
 from tests.support.tiny_bundle import tiny_bundle
 
@@ -22,7 +33,9 @@ RANDOM = np.random.default_rng(3)
 SURE = picture(RANDOM, 0, noise=0)
 UNSURE = picture(RANDOM, 0, strong=25, noise=0)
 STRANGE = picture(RANDOM, 0, noise=0)  # red without doubt, but no red that was held out
-STRANGE[..., 0], STRANGE[..., 1], STRANGE[..., 2] = (np.clip(STRIPES[..., 0] + each, 0, 255) for each in (250, 10, 130))
+STRANGE[..., 0], STRANGE[..., 1], STRANGE[..., 2] = (
+    np.clip(STRIPES[..., 0] + each, 0, 255) for each in (250, 10, 130)
+)
 TORN = np.concatenate([picture(RANDOM, 0)[:, : SIZE // 2], picture(RANDOM, 2)[:, SIZE // 2 :]], 1)
 
 
@@ -42,15 +55,20 @@ def test_encoders_that_agree_do_not_disagree_and_those_that_name_different_class
     alike, apart, between = disagreement(opinions)
     assert alike == pytest.approx(0, abs=1e-6)
     assert apart == pytest.approx(1, abs=1e-6)
-    assert between == pytest.approx((0.9265 - 0.8018 / 2) / 0.6931, abs=1e-3)  # (H(mean) - mean H) / ln 2
+    # (H(mean) - mean H) / ln 2
+    assert between == pytest.approx((0.9265 - 0.8018 / 2) / 0.6931, abs=1e-3)
 
 
 def test_one_encoder_cannot_disagree():
     assert disagreement(np.ones((3, 1, 2), np.float32) / 2).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("images", "share", "rank"), [(99, 0.05, 95), (59, 0.05, 57), (10, 0.05, 10)])
-def test_a_limit_is_passed_by_no_more_ordinary_images_than_the_share_or_is_the_largest_known(images, share, rank):
+@pytest.mark.parametrize(
+    ("images", "share", "rank"), [(99, 0.05, 95), (59, 0.05, 57), (10, 0.05, 10)]
+)
+def test_a_limit_is_passed_by_no_more_ordinary_images_than_the_share_or_is_the_largest_known(
+    images, share, rank
+):
     assert quantile(np.arange(1, images + 1, dtype=np.float32), 1 - share) == rank
 
 
@@ -79,7 +97,9 @@ def test_settings_overrule_the_bundle(judged):
     assert doubts(judged, STRANGE, novelty=0.0) == [()]
 
 
-def test_a_frame_of_one_colour_is_doubted_by_every_bundle_unless_that_is_turned_off(judged, tmp_path):
+def test_a_frame_of_one_colour_is_doubted_by_every_bundle_unless_that_is_turned_off(
+    judged, tmp_path
+):
     tiny_bundle(tmp_path / "old")
     gray = np.full((SIZE, SIZE, 3), 130, np.uint8)
     assert doubts(tmp_path / "old", SURE, gray) == [(), ("blank",)]
@@ -94,13 +114,19 @@ def test_a_frame_is_blank_only_if_all_of_its_tiles_are(tmp_path):
     gray = np.full((SIZE, 3 * SIZE, 3), 130, np.uint8)
     half, beside = gray.copy(), gray.copy()
     half[:, SIZE : 2 * SIZE] = beside[:, 2 * SIZE :] = SURE
-    assert [each.doubts for each in shown(line, [gray, half, beside])] == [("blank",), (), ("blank",)]
+    assert [each.doubts for each in shown(line, [gray, half, beside])] == [
+        ("blank",),
+        (),
+        ("blank",),
+    ]
 
 
 def test_a_bundle_without_extras_gives_only_its_thresholds(tmp_path):
     confidence = bundle_format.Confidence(images=9, thresholds={"red": 0.9})
     tiny_bundle(tmp_path / "old", confidence=confidence)
-    [verdict] = shown(a_line(tmp_path / "old", Told(), UncertaintyCheck(Settings(disagreement=0.1))), [UNSURE])
+    [verdict] = shown(
+        a_line(tmp_path / "old", Told(), UncertaintyCheck(Settings(disagreement=0.1))), [UNSURE]
+    )
     assert (verdict.doubts, verdict.disagreement, verdict.novelty) == (("confidence",), None, None)
 
 
@@ -135,15 +161,21 @@ def test_a_reference_that_is_not_the_bundles_is_refused(judged, tmp_path):
         load_model(folder)
 
 
-AXES = ClassAxes(np.zeros(3, np.float32), np.eye(2, 3, dtype=np.float32), np.array([[0, 0, 0.6]], np.float32))
-WITH_AXES = Reference.from_features(np.eye(4, dtype=np.float32) + 0.1, np.arange(4) % 3, 3, axes=AXES)
+AXES = ClassAxes(
+    np.zeros(3, np.float32), np.eye(2, 3, dtype=np.float32), np.array([[0, 0, 0.6]], np.float32)
+)
+WITH_AXES = Reference.from_features(
+    np.eye(4, dtype=np.float32) + 0.1, np.arange(4) % 3, 3, axes=AXES
+)
 
 
 def test_novelty_is_the_whitened_cosine_to_the_nearest_class_where_a_reference_has_axes():
-    across, along = np.array([[5, 5, 0, 9], [0, 3, 4, 0]], np.float32)  # features that are joined to them do not count
+    # features that are joined to them do not count
+    across, along = np.array([[5, 5, 0, 9], [0, 3, 4, 0]], np.float32)
     assert AXES.distance(across) == pytest.approx(1 - np.sqrt(0.5))
     assert AXES.distance(along) == pytest.approx(1 - 3 / np.sqrt(9 + 0.64 * 16))
-    assert AXES.distance(-along) == pytest.approx(1)  # at right angles to one class, away from the other
+    # at right angles to one class, away from the other
+    assert AXES.distance(-along) == pytest.approx(1)
     assert WITH_AXES.nearest_distance(along) == AXES.distance(along)
 
 
@@ -178,7 +210,9 @@ def test_a_reference_that_cannot_be_used_is_said_to_be_damaged(tmp_path, content
 def test_a_reference_survives_its_file(judged):
     found = load_reference(bundle_format.read_bundle(judged))
     assert found is not None
-    fresh = Reference.from_features(*(np.random.default_rng(1).normal(size=(20, 4)), np.arange(20) % 2), 2)
+    fresh = Reference.from_features(
+        *(np.random.default_rng(1).normal(size=(20, 4)), np.arange(20) % 2), 2
+    )
     assert found.counts.sum() == 60
     assert found.freedom > 1
     assert len(fresh.encode()) > 0
@@ -195,7 +229,9 @@ def test_doubting_a_real_models_verdict_is_one_comparison_with_all_images_that_i
     for known in (16, 128):
         features = random.normal(size=(known, 1280)).astype(np.float32) ** 2
         votes = np.full((known, 2, 3), 1 / 3, np.float32)
-        model.predictor.reference = Reference.from_features(features, np.arange(known) % 3, 3, votes)
+        model.predictor.reference = Reference.from_features(
+            features, np.arange(known) % 3, 3, votes
+        )
         shown(line, [SURE])
         seen = caught[-1]._replace(outputs=caught[-1].outputs._replace(features=features[:1]))
         judge = UncertaintyCheck(Settings(disagreement=0.05))
@@ -204,8 +240,12 @@ def test_doubting_a_real_models_verdict_is_one_comparison_with_all_images_that_i
     assert calls[0] == calls[1]
 
 
-def test_a_lines_settings_have_tables_for_doubt_drift_and_kept_images_whose_folder_is_beside_the_file():
-    tables = {"doubt": {"novelty": 0.1}, "drift": {"window": 50}, "keep": {"path": "kept", "what": "all"}}
+def test_a_lines_settings_have_tables_for_doubt_drift_and_kept_images_beside_the_file():
+    tables = {
+        "doubt": {"novelty": 0.1},
+        "drift": {"window": 50},
+        "keep": {"path": "kept", "what": "all"},
+    }
     found = parse(tables, Path("/etc/line.toml"))
     assert (found.doubt.novelty, found.drift.window) == (0.1, 50)
     assert found.keep is not None

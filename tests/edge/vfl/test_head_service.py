@@ -36,7 +36,11 @@ def test_predictions_that_the_broker_does_not_take_are_counted_and_stand_in_the_
         service._answer(service._collector.take_due(0.0))
     with caplog.at_level(logging.WARNING):
         service.finish()
-    assert [json.loads(line)["product"] for line in (tmp_path / "out.jsonl").open()] == ["P0", "P1", "P2"]
+    assert [json.loads(line)["product"] for line in (tmp_path / "out.jsonl").open()] == [
+        "P0",
+        "P1",
+        "P2",
+    ]
     said = caplog.text
     assert said.count("come faster than the broker takes them") == 1
     assert f"all are in {tmp_path / 'out.jsonl'}" in said

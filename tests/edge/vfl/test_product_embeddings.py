@@ -6,7 +6,11 @@ import pytest
 from edge.vfl.party_bundle import EmbeddingSource
 from edge.vfl.product_embeddings import DuePrediction, EmbeddingCollector, SensorEmbedding
 
-SENSORS = (EmbeddingSource(name="a", size=2), EmbeddingSource(name="b", size=3), EmbeddingSource(name="c", size=1))
+SENSORS = (
+    EmbeddingSource(name="a", size=2),
+    EmbeddingSource(name="b", size=3),
+    EmbeddingSource(name="c", size=1),
+)
 SIZES = {each.name: each.size for each in SENSORS}
 
 
@@ -24,7 +28,9 @@ def collector() -> EmbeddingCollector:
     return EmbeddingCollector(SENSORS, deadline=1.0, most=9)
 
 
-def test_each_embedding_brings_a_partial_prediction_and_the_last_one_the_final(collector: EmbeddingCollector) -> None:
+def test_each_embedding_brings_a_partial_prediction_and_the_last_one_the_final(
+    collector: EmbeddingCollector,
+) -> None:
     answers = []
     for sensor in "cab":
         assert collector.add(sensor, "p", part(sensor)) is None
@@ -43,7 +49,9 @@ def test_what_arrives_together_is_answered_once(collector: EmbeddingCollector) -
     assert collector.take_due(0.5) == []
 
 
-def test_after_the_deadline_a_product_has_its_final_answer_from_what_is_there(collector: EmbeddingCollector) -> None:
+def test_after_the_deadline_a_product_has_its_final_answer_from_what_is_there(
+    collector: EmbeddingCollector,
+) -> None:
     collector.add("a", "p", part("a", at=10.0))
     collector.take_due(10.0)
     collector.add("b", "p", part("b", at=10.9))
@@ -58,7 +66,9 @@ def test_after_the_deadline_a_product_has_its_final_answer_from_what_is_there(co
 def test_a_second_embedding_of_a_sensor_changes_nothing(collector: EmbeddingCollector) -> None:
     first = part("a")
     collector.add("a", "p", first)
-    assert collector.add("a", "p", SensorEmbedding(np.zeros(2, np.float32), 8, 0.1)) == "there already"
+    assert (
+        collector.add("a", "p", SensorEmbedding(np.zeros(2, np.float32), 8, 0.1)) == "there already"
+    )
     assert collector.take_due(0.1)[0].parts["a"] is first
 
 
@@ -75,18 +85,24 @@ def test_a_second_embedding_of_a_sensor_changes_nothing(collector: EmbeddingColl
 def test_what_cannot_be_used_is_named_and_opens_nothing(
     collector: EmbeddingCollector, sensor: str, embedding: list[float], reason: str
 ) -> None:
-    assert collector.add(sensor, "p", SensorEmbedding(np.array(embedding, np.float32), 1, 0.0)) == reason
+    assert (
+        collector.add(sensor, "p", SensorEmbedding(np.array(embedding, np.float32), 1, 0.0))
+        == reason
+    )
     assert collector.next_deadline() is None
     assert collector.take_due(0.0) == []
 
 
-def test_a_sensor_that_invents_products_closes_its_own_and_nobody_elses(collector: EmbeddingCollector) -> None:
+def test_a_sensor_that_invents_products_closes_its_own_and_nobody_elses(
+    collector: EmbeddingCollector,
+) -> None:
     collector.add("b", "real", part("b"))
     collector.take_due(0.0)
     for number in range(1000):
         collector.add("a", f"invented-{number}", part("a"))
     due = seen(collector.take_due(0.0))
-    assert len([each for each in due if each[1] == "partial"]) == 3  # what it may have open at a time
+    # what it may have open at a time
+    assert len([each for each in due if each[1] == "partial"]) == 3
     assert all(product.startswith("invented") for product, *_ in due)
     collector.add("a", "real", part("a"))
     collector.add("c", "real", part("c"))
@@ -113,7 +129,9 @@ def test_who_comes_after_gives_no_second_final_answer(collector: EmbeddingCollec
 def test_every_product_has_one_final_answer_whatever_the_order(seed: int) -> None:
     random = np.random.default_rng(seed)
     collector, clock, finals = EmbeddingCollector(SENSORS, deadline=0.3), 0.0, []
-    messages = [(f"p{number}", sensor) for number in range(50) for sensor in "abc" if random.random() < 0.8]
+    messages = [
+        (f"p{number}", sensor) for number in range(50) for sensor in "abc" if random.random() < 0.8
+    ]
     order = np.argsort(np.arange(len(messages)) + random.normal(0, 20, len(messages)))
     for product, sensor in (messages[index] for index in order):
         clock += random.exponential(0.01)
@@ -124,6 +142,10 @@ def test_every_product_has_one_final_answer_whatever_the_order(seed: int) -> Non
 
 
 @pytest.mark.parametrize("value", [3e38, -2e6])
-def test_an_embedding_that_would_outvote_all_others_is_left_out(value: float, collector: EmbeddingCollector) -> None:
-    assert collector.add("a", "p", SensorEmbedding(np.float32([1, value]), 7, 0.0)) == "far too large"
+def test_an_embedding_that_would_outvote_all_others_is_left_out(
+    value: float, collector: EmbeddingCollector
+) -> None:
+    assert (
+        collector.add("a", "p", SensorEmbedding(np.float32([1, value]), 7, 0.0)) == "far too large"
+    )
     assert collector.take_due(0.0) == []

@@ -1,4 +1,6 @@
-"""Rows and labels in CSV files that grow: what becomes of them, and what is said when they cannot be read."""
+"""Rows and labels in CSV files that grow: what becomes of them,
+and what is said when they cannot be read.
+"""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -37,7 +39,9 @@ def file(tmp_path: Path) -> Path:
     return write(tmp_path / "rows.csv", [("P1", "a", 1, 2), ("P2", "a", 3, 4)])
 
 
-def brute(rows: Sequence[tuple[str, str, float, float]], product: str, cycles: int) -> np.ndarray | None:
+def brute(
+    rows: Sequence[tuple[str, str, float, float]], product: str, cycles: int
+) -> np.ndarray | None:
     """The definition of a sample, word by word."""
     at = next(number for number, row in enumerate(rows) if row[0] == product)
     history = [row for row in rows[: at + 1] if row[1] == rows[at][1]][-cycles:]
@@ -45,10 +49,14 @@ def brute(rows: Sequence[tuple[str, str, float, float]], product: str, cycles: i
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_sample_is_its_products_row_and_those_before_it_of_the_same_unit(tmp_path: Path, seed: int) -> None:
+def test_a_sample_is_its_products_row_and_those_before_it_of_the_same_unit(
+    tmp_path: Path, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     cycles = int(random.integers(1, 6))
-    rows = [(f"P{n}", f"u{random.integers(4)}", *random.normal(size=2).tolist()) for n in range(200)]
+    rows = [
+        (f"P{n}", f"u{random.integers(4)}", *random.normal(size=2).tolist()) for n in range(200)
+    ]
     samples, _ = opened(write(tmp_path / "rows.csv", []), cycles)
     while rows[samples._products.count :]:  # appended in pieces of any length
         start = samples._products.count
@@ -62,11 +70,15 @@ def test_a_sample_is_its_products_row_and_those_before_it_of_the_same_unit(tmp_p
     for row, product in enumerate(asked):
         expected = brute(rows, product, cycles) if int(product[1:]) < 200 else None
         assert (expected is None) == (row in lacking) == (not samples.has_sample(product))
-        np.testing.assert_array_equal(taken[row], np.zeros((2, cycles)) if expected is None else expected)
+        np.testing.assert_array_equal(
+            taken[row], np.zeros((2, cycles)) if expected is None else expected
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_forgotten_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_what_is_forgotten_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.setattr(csv_tail, "MEMORY", 50)
     monkeypatch.setattr("edge.vfl.sensor_rows.MEMORY", 50)
     random = np.random.default_rng(seed)
@@ -96,7 +108,12 @@ def test_a_unit_that_was_silent_for_long_starts_anew_however_the_file_was_read(
     monkeypatch.setattr("edge.vfl.sensor_rows.MEMORY", 10)
     others = [(f"X{n}", "b", 0, 0) for n in range(10)]
     rows = [("P1", "a", 1, 1), *others[:9], ("P2", "a", 2, 2), *others[9:], ("P3", "a", 3, 3)]
-    late = [("Y1", "c", 1, 1), *[(f"Y{n}", "b", 0, 0) for n in range(2, 14)], ("P4", "a", 4, 4), ("P5", "a", 5, 5)]
+    late = [
+        ("Y1", "c", 1, 1),
+        *[(f"Y{n}", "b", 0, 0) for n in range(2, 14)],
+        ("P4", "a", 4, 4),
+        ("P5", "a", 5, 5),
+    ]
     file = write(tmp_path / "rows.csv", rows)
     stepwise, _ = opened(file, cycles=2)
     stepwise.refresh()
@@ -105,11 +122,19 @@ def test_a_unit_that_was_silent_for_long_starts_anew_however_the_file_was_read(
     at_once, _ = opened(file, cycles=2)
     at_once.refresh()
     for samples in (stepwise, at_once):
-        assert [samples.has_sample(f"P{n}") for n in range(1, 6)] == [False, True, True, False, True]
+        assert [samples.has_sample(f"P{n}") for n in range(1, 6)] == [
+            False,
+            True,
+            True,
+            False,
+            True,
+        ]
 
 
 def test_how_far_a_file_is_beyond_some_products_is_known(tmp_path: Path) -> None:
-    samples, _ = opened(write(tmp_path / "rows.csv", [(f"P{number}", "a", 1, 2) for number in range(10)]))
+    samples, _ = opened(
+        write(tmp_path / "rows.csv", [(f"P{number}", "a", 1, 2) for number in range(10)])
+    )
     samples.refresh()
     assert samples.count_after(["P2", "P6", "P4"]) == 3
     assert samples.count_after(["P2", "not there"]) == 7
@@ -164,19 +189,35 @@ def test_a_file_that_does_not_just_grow_is_an_error(file: Path, how: str) -> Non
     ("content", "says", "remedy"),
     [
         (b"", "", ""),
-        (b"product,unit,heat\nP1,a,1\n", "line 1 of .*rows.csv has no column 'force'", "one of product, unit, heat"),
+        (
+            b"product,unit,heat\nP1,a,1\n",
+            "line 1 of .*rows.csv has no column 'force'",
+            "one of product, unit, heat",
+        ),
         (b"product,unit,heat,forze\nP1,a,1,2\n", "has no column 'force'", "did you mean 'forze'?"),
         (b"product,unit,heat,force,heat\n", "has more than one column 'heat'", "heat"),
         (b"\xef\xbb\xbfproduct,unit,heat,force\n", "byte order mark", "UTF-8 without BOM"),
         (b"product;unit;heat;force\nP1;a;1;2\n", "semicolons", "commas"),
         (b"product,unit,heat,\xfcber\n", "line 1 of .*rows.csv is no header", "UTF-8"),
         (HEADER.encode("utf-16"), "line 1 of .*rows.csv is no header", "UTF-8"),
-        (HEADER.encode() + b"P1,a,warm,2\n", "line 2 of .*rows.csv .*heat is 'warm', not a finite number", "number"),
-        (HEADER.encode() + b"P1,a,1,nan\n", "line 2 .*force is 'nan', not a finite number", "number"),
+        (
+            HEADER.encode() + b"P1,a,warm,2\n",
+            "line 2 of .*rows.csv .*heat is 'warm', not a finite number",
+            "number",
+        ),
+        (
+            HEADER.encode() + b"P1,a,1,nan\n",
+            "line 2 .*force is 'nan', not a finite number",
+            "number",
+        ),
         (HEADER.encode() + b"\nP1,a,1,-inf\n", "line 3 .*force is '-inf'", "number"),
         (HEADER.encode() + b"P1,a,1e39,1\n", "line 2 .*heat is '1e39'", "number"),
         (HEADER.encode() + b"P1,a,,1\n", "line 2 .*heat is ''", "number"),
-        (HEADER.encode() + b"P1,a,1,5,2,5\n", "line 2 .*has 6 cells, the header 4", "points in numbers"),
+        (
+            HEADER.encode() + b"P1,a,1,5,2,5\n",
+            "line 2 .*has 6 cells, the header 4",
+            "points in numbers",
+        ),
         (HEADER.encode() + b"P1,\xfc,1,2\n", "line 2 .*is not UTF-8", "UTF-8"),
         (HEADER.encode() + b'P1,"a,1,2\nP2,a",1,2\n', "line 2 .*quotes", "quote"),
         (HEADER.encode() + b"P" * 65 + b",a,1,2\n", "line 2 .*has 65 characters", "1 to 64"),
@@ -205,7 +246,15 @@ def test_columns_that_are_none_or_twice_are_refused(file: Path) -> None:
 def test_bad_rows_of_a_live_file_are_left_out_with_few_notes(file: Path) -> None:
     samples, said = opened(file, cycles=2)
     samples.refresh()
-    bad = [b"P3,a,nan,1", b"P1,a,8,8", b"P4,a", b"\xff,a,1,1", b'P5,"a,1,1', b"P6,a,x,1", b"product,unit,heat,force"]
+    bad = [
+        b"P3,a,nan,1",
+        b"P1,a,8,8",
+        b"P4,a",
+        b"\xff,a,1,1",
+        b'P5,"a,1,1',
+        b"P6,a,x,1",
+        b"product,unit,heat,force",
+    ]
     good = [f"G{n},a,{n},{n}".encode() for n in range(100)]
     mixed = [line for n, line in enumerate(good) for line in (line, *bad[n : n + 1])]
     append(file, b"\n".join(mixed) + b"\nG0,a,7,7\n")
@@ -258,11 +307,15 @@ def test_columns_are_scaled_by_the_set_that_they_settled_on(tmp_path: Path) -> N
     np.testing.assert_array_equal(other.get(later)[0], expected)
 
 
-@pytest.mark.parametrize("features", [("heat", "force"), ("heat", "load"), ("load", "heat", "force")])
+@pytest.mark.parametrize(
+    "features", [("heat", "force"), ("heat", "load"), ("load", "heat", "force")]
+)
 def test_features_are_scaled_within_each_operating_condition_and_settings_as_a_whole(
     features: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Readings of 3 and 8 are of two conditions; what is neither belongs to the nearest; force says the same twice."""
+    """Readings of 3 and 8 are of two conditions; what is neither belongs to the nearest;
+    force says the same twice.
+    """
     random = np.random.default_rng(6)
     load = np.tile([3, 8], 150) + random.uniform(-0.3, 0.3, 300)
     load[7] = 60  # one row is no condition
@@ -328,7 +381,9 @@ def test_a_label_that_is_no_class_is_an_error_in_the_first_row(tmp_path: Path) -
 
 
 def test_positions_stay_when_old_ones_are_forgotten(tmp_path: Path) -> None:
-    labels, _ = labels_of(write(tmp_path / "labels.csv", [(f"P{n}", "ok") for n in range(100)], "product,label\n"))
+    labels, _ = labels_of(
+        write(tmp_path / "labels.csv", [(f"P{n}", "ok") for n in range(100)], "product,label\n")
+    )
     labels.refresh()
     labels.drop_before(40)
     labels.drop_before(30)
@@ -343,7 +398,9 @@ def test_positions_stay_when_old_ones_are_forgotten(tmp_path: Path) -> None:
 def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids come again, sooner and later; one head follows the file and forgets, another starts at its end."""
+    """Ids come again, sooner and later; one head follows the file and forgets,
+    another starts at its end.
+    """
     monkeypatch.setattr(csv_tail, "MEMORY", 20)
     monkeypatch.setattr("trainer.vfl.server.labels.MEMORY", 20)
     random, told = np.random.default_rng(seed), list[str]()

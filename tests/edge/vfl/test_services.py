@@ -32,13 +32,17 @@ class Watch:
 
     def __init__(self, broker: Guarded):
         self._inbox: queue.Queue[Any] = queue.Queue()
-        self.mqtt = MqttClient(Endpoint.from_kit(broker.kits["monitor"]), "watch", inbox=self._inbox, persistent=False)
+        self.mqtt = MqttClient(
+            Endpoint.from_kit(broker.kits["monitor"]), "watch", inbox=self._inbox, persistent=False
+        )
         self.mqtt.subscribe(topics.predictions("steel"))
         self.mqtt.open()
         assert self.mqtt.await_subscription(60)
         self.heard: list[dict[str, Any]] = []
 
-    def until(self, met: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE) -> dict[str, Any]:
+    def until(
+        self, met: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE
+    ) -> dict[str, Any]:
         """The first prediction of which this is true, heard already or not."""
         deadline = time.monotonic() + seconds
         for each in self.heard:
@@ -67,7 +71,9 @@ class Site:
         self.output = folder / "predictions.jsonl"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         for name, columns in COLUMNS.items():
-            (folder / f"{name}.csv").write_text(f"product,{','.join(columns)}\nold,{','.join('1' * len(columns))}\n")
+            (folder / f"{name}.csv").write_text(
+                f"product,{','.join(columns)}\nold,{','.join('1' * len(columns))}\n"
+            )
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -82,14 +88,23 @@ class Site:
     def start_twice(self, name: str) -> list[subprocess.Popen[bytes]]:
         """Two services of one sensor at a time."""
         special = ["--data", self.folder / f"{name}.csv"]
-        return [self._service(name, self.folder / f"twice-{index}.log", special) for index in (0, 1)]
+        return [
+            self._service(name, self.folder / f"twice-{index}.log", special) for index in (0, 1)
+        ]
 
     def _service(self, name: str, log: Path, special: list[object]) -> subprocess.Popen[bytes]:
         return start(
-            "vfl", "serve", self.bundles[name], "--kit", self.broker.folder / "kits" / f"{name}.kit",
-            "--memory", self.folder / "memory", *special, log=log,
+            "vfl",
+            "serve",
+            self.bundles[name],
+            "--kit",
+            self.broker.folder / "kits" / f"{name}.kit",
+            "--memory",
+            self.folder / "memory",
+            *special,
+            log=log,
             EDGE_NODE_PASSPHRASE=self.broker.members.passphrase(name),
-        )  # fmt: skip
+        )
 
     def ready(self, name: str) -> None:
         self.wait(lambda: "ready" in self.log(name), self._running[name])
@@ -104,7 +119,11 @@ class Site:
         assert process.wait(60) == 0, self.log(name)
 
     def wait(self, met: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
-        wait_until(met, meanwhile=lambda: process is None or process.poll() is None, said=lambda: self.folder)
+        wait_until(
+            met,
+            meanwhile=lambda: process is None or process.poll() is None,
+            said=lambda: self.folder,
+        )
 
     def append(self, name: str, products: list[str], raw: dict[str, np.ndarray]) -> None:
         with (self.folder / f"{name}.csv").open("a") as file:
@@ -115,7 +134,8 @@ class Site:
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     """All services of a vertical federation."""
-    with tempfile.TemporaryDirectory() as passable, ExitStack() as running:  # pytest's are closed to mosquitto
+    # pytest's are closed to mosquitto
+    with tempfile.TemporaryDirectory() as passable, ExitStack() as running:
         folder = Path(passable)
         folder.chmod(0o711)
         broker = running.enter_context(guarded(folder / "federation", nodes=SENSORS))
@@ -140,12 +160,19 @@ def watch(site: Site) -> Iterator[Watch]:
 @pytest.fixture
 def press(site: Site) -> Iterator[MqttClient]:
     """A process that says whatever it likes with the kit of press."""
-    mqtt = MqttClient(Endpoint.from_kit(site.broker.kits["press"]), "press-liar", inbox=queue.Queue(), persistent=False)
+    mqtt = MqttClient(
+        Endpoint.from_kit(site.broker.kits["press"]),
+        "press-liar",
+        inbox=queue.Queue(),
+        persistent=False,
+    )
     with mqtt:
         yield mqtt
 
 
-def test_products_are_predicted_as_their_rows_appear_and_as_torch_would(site: Site, watch: Watch) -> None:
+def test_products_are_predicted_as_their_rows_appear_and_as_torch_would(
+    site: Site, watch: Watch
+) -> None:
     products, (raw, _) = [f"a-{number}" for number in range(20)], rows(20, seed=11)
     for name in ("press", "oven"):
         site.append(name, products, raw)
@@ -161,7 +188,8 @@ def test_products_are_predicted_as_their_rows_appear_and_as_torch_would(site: Si
         assert (final["present"], final["absent"]) == ([*SENSORS], [])
         assert final["latency_ms"] > 0
         assert (final["run"], final["round"]) == (RUN, 12)
-    site.wait(lambda: site.output.read_text().count('"a-') == len(products))  # a line each, none twice
+    # a line each, none twice
+    site.wait(lambda: site.output.read_text().count('"a-') == len(products))
     late = Watch(site.broker)
     assert late.until(lambda each: True)["answer"] == "final"  # what the broker retains
     late.mqtt.close()
@@ -177,12 +205,16 @@ def test_what_a_sensor_never_says_does_not_hold_a_product_up(site: Site, watch: 
     site.wait(lambda: "of oven: late" in site.log("coordinator"))
 
 
-def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(site: Site, press: MqttClient) -> None:
+def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(
+    site: Site, press: MqttClient
+) -> None:
     topic = topics.products("steel", "press")
     good = np.ones(16, np.float32)
 
     def say(product: str, embedding: bytes, run: str = RUN) -> None:
-        press.publish(topic, encode_frame(Embedded(run=run, round=3, product=product, embedding=embedding)))
+        press.publish(
+            topic, encode_frame(Embedded(run=run, round=3, product=product, embedding=embedding))
+        )
 
     say("c-1", good[:5].tobytes())
     say("c-2", good.tobytes()[:-1])
@@ -200,10 +232,20 @@ def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(site: 
         site.append(name, ["c-5"], raw)
     # What the head writes: of so many predictions a broker keeps some from a watcher that is slow.
     site.wait(lambda: '"c-5"' in site.output.read_text().rpartition("\n")[0])
-    written = [json.loads(line) for line in site.output.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    written = [
+        json.loads(line)
+        for line in site.output.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
     assert [each["absent"] for each in written if each["product"] == "c-5"] == [[]]
     log = site.log("coordinator")
-    for reason in ("of the wrong length", "no embedding", "not finite", "of another run", "unreadable"):
+    for reason in (
+        "of the wrong length",
+        "no embedding",
+        "not finite",
+        "of another run",
+        "unreadable",
+    ):
         assert log.count(f"of press: {reason}") == 1, log
     assert not any(each["product"] in ("c-1", "c-2", "c-3", "c-4") for each in written)
 
@@ -222,7 +264,12 @@ def test_newer_models_are_taken_up_while_serving_and_older_embeddings_get_an_old
     else:
         raise AssertionError(final)
     for round_ in (12, 499):
-        frame = Embedded(run=RUN, round=round_, product=f"d-of-{round_}", embedding=np.ones(16, np.float32).tobytes())
+        frame = Embedded(
+            run=RUN,
+            round=round_,
+            product=f"d-of-{round_}",
+            embedding=np.ones(16, np.float32).tobytes(),
+        )
         press.publish(topics.products("steel", "press"), encode_frame(frame))
     assert watch.final("d-of-12")["round"] == 12
     assert watch.final("d-of-499")["round"] == 500
@@ -266,7 +313,8 @@ def test_of_two_services_of_one_member_one_gives_way_and_says_why(site: Site) ->
     loser, winner = (first, second) if first.poll() is not None else (second, first)
     assert loser.returncode == 1
     assert any(
-        "another process has connected as press" in (site.folder / f"twice-{index}.log").read_text() for index in (0, 1)
+        "another process has connected as press" in (site.folder / f"twice-{index}.log").read_text()
+        for index in (0, 1)
     )
     assert winner.poll() is None
     winner.terminate()

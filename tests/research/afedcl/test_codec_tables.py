@@ -35,12 +35,15 @@ def test_a_codec_is_compared_with_the_same_seeds_of_its_method_without_one() -> 
 
 def test_what_a_node_sends_and_receives_is_the_mean_over_seeds() -> None:
     one = cell("fedavg", 0.5, 30)
-    seeds = [msgspec.structs.replace(one, bytes=(sent, 2 * sent)) for sent in (10_000_000, 30_000_000)]
+    seeds = [
+        msgspec.structs.replace(one, bytes=(sent, 2 * sent)) for sent in (10_000_000, 30_000_000)
+    ]
     assert codec_tables.mean_megabytes(seeds) == (20.0, 40.0)
 
 
 @pytest.mark.parametrize(
-    ("method", "rounds", "sent"), [("afedcl_plus", 12, (122.6, 143.2)), ("gaussian", 1, (6.7, 24.9))]
+    ("method", "rounds", "sent"),
+    [("afedcl_plus", 12, (122.6, 143.2)), ("gaussian", 1, (6.7, 24.9))],
 )
 def test_without_a_codec_rounds_sums_and_the_result_travel_in_full(
     method: str, rounds: int, sent: tuple[float, float]

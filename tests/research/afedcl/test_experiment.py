@@ -1,4 +1,6 @@
-"""`python -m research afedcl`: runs of what is missing, kills and interrupts, failed cells, refused orders."""
+"""`python -m research afedcl`: runs of what is missing, kills and interrupts,
+failed cells, refused orders.
+"""
 
 import contextlib
 import json
@@ -45,9 +47,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def order(images: Path, tmp_path: Path) -> AFedCLOrder:
     return AFedCLOrder(
-        name="fig5", preset="quick", data={"neu": images}, model="small", weights=["none"], size=32, rounds=2, seeds=1,
-        store=tmp_path / "store", workers=1,
-    )  # fmt: skip
+        name="fig5",
+        preset="quick",
+        data={"neu": images},
+        model="small",
+        weights=["none"],
+        size=32,
+        rounds=2,
+        seeds=1,
+        store=tmp_path / "store",
+        workers=1,
+    )
 
 
 def everything(store: Path) -> dict[str, object]:
@@ -56,27 +66,45 @@ def everything(store: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp_path: Path) -> None:
+def test_a_cell_reaches_what_simulate_does(
+    order: AFedCLOrder, images: Path, tmp_path: Path
+) -> None:
     grid = Experiment(AFEDCL, order, progress.ignore)
     cell = grid.cells[0]
     result = run_cell(cell, grid.inputs([cell]))
     request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed)
-    request = request._replace(aggregate="mean")  # as in the papers, whatever a federation takes by default
+    # as in the papers, whatever a federation takes by default
+    request = request._replace(aggregate="mean")
     scheme = Scheme("disjoint", 5, 10, cell.seed)
     report = simulate_folder(request, [images], {}, scheme, None, progress.ignore)
-    assert [node.accuracy for node in result.nodes] == [round(node.accuracy, 4) for node in report.nodes]
+    assert [node.accuracy for node in result.nodes] == [
+        round(node.accuracy, 4) for node in report.nodes
+    ]
     assert [node.history["L_D"][1] for node in result.nodes] == [
         round(node.history[1]["L_D"], 4) for node in report.nodes
     ]
 
 
-def test_a_finished_cell_is_run_again_by_its_key_and_compared(order: AFedCLOrder, images: Path) -> None:
+def test_a_finished_cell_is_run_again_by_its_key_and_compared(
+    order: AFedCLOrder, images: Path
+) -> None:
     grid = Experiment(AFEDCL, order, progress.ignore)
     cell = grid.cells[0]
     result = run_cell(cell, grid.inputs([cell]))
     store = Records(order.store / "cells.jsonl", Finished)
     store.add(result)
-    words = ("afedcl", "fig5", "--data", f"neu={images}", "--model", "small", "--weights", "none", "--size", 32)
+    words = (
+        "afedcl",
+        "fig5",
+        "--data",
+        f"neu={images}",
+        "--model",
+        "small",
+        "--weights",
+        "none",
+        "--size",
+        32,
+    )
     words += ("--rounds", 2, "--seeds", 1, "--store", order.store, "--again")
     same = here(*words, cell.key[:8], app=app)
     assert same.returncode == 0, same.stderr
@@ -94,22 +122,35 @@ def test_a_finished_cell_is_run_again_by_its_key_and_compared(order: AFedCLOrder
 
 
 @pytest.mark.slow
-def test_images_in_one_place_train_one_model_which_every_node_is_judged_by(order: AFedCLOrder) -> None:
+def test_images_in_one_place_train_one_model_which_every_node_is_judged_by(
+    order: AFedCLOrder,
+) -> None:
     """Each node's own classes are its candidates all the same."""
     grid = Experiment(AFEDCL, order, progress.ignore)
-    cell = msgspec.structs.replace(grid.cells[0], method="local", options={"epochs": 1}, pooled=True)
+    cell = msgspec.structs.replace(
+        grid.cells[0], method="local", options={"epochs": 1}, pooled=True
+    )
     apart = run_cell(msgspec.structs.replace(cell, pooled=msgspec.UNSET), grid.inputs([cell]))
     pooled = run_cell(cell, grid.inputs([cell]))
     assert [(node.name, node.trained, node.tested) for node in pooled.nodes] == [
         (node.name, node.trained, node.tested) for node in apart.nodes
     ]
-    assert len({node.everyone for node in pooled.nodes}) == 1 < len({node.everyone for node in apart.nodes})
+    assert (
+        len({node.everyone for node in pooled.nodes})
+        == 1
+        < len({node.everyone for node in apart.nodes})
+    )
     assert all(node.own >= node.accuracy for node in pooled.nodes)
 
 
-def test_the_papers_protocol_draws_classes_and_has_one_learning_rate_and_a_table_of_its_own(order: AFedCLOrder) -> None:
+def test_the_papers_protocol_draws_classes_and_has_one_learning_rate_and_a_table_of_its_own(
+    order: AFedCLOrder,
+) -> None:
     order = replace(order, name="fig4")
-    quick, paper = (Experiment(AFEDCL, replace(order, preset=preset), progress.ignore) for preset in ("quick", "paper"))
+    quick, paper = (
+        Experiment(AFEDCL, replace(order, preset=preset), progress.ignore)
+        for preset in ("quick", "paper")
+    )
     assert {cell.setting.partition for cell in quick.cells} == {"disjoint"}
     assert {cell.setting.partition for cell in paper.cells} == {"disjoint,deal=random"}
     assert {cell.training.learning_rate for cell in paper.cells} == {1e-3}
@@ -128,21 +169,40 @@ class Running:
     def __init__(self, order: AFedCLOrder, log: Path):
         self.log = log
         arguments = (
-            "afedcl", order.name, "--data", f"neu={order.data['neu']}", "--model", "small", "--weights", "none",
-            "--size", order.size, "--rounds", order.rounds, "--seeds", order.seeds, "--store", order.store,
-            "--workers", order.workers, "--json",
-        )  # fmt: skip
+            "afedcl",
+            order.name,
+            "--data",
+            f"neu={order.data['neu']}",
+            "--model",
+            "small",
+            "--weights",
+            "none",
+            "--size",
+            order.size,
+            "--rounds",
+            order.rounds,
+            "--seeds",
+            order.seeds,
+            "--store",
+            order.store,
+            "--workers",
+            order.workers,
+            "--json",
+        )
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "research", *map(str, arguments)],
-                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def wait_for(self, event: str) -> None:
         wait_until(
             lambda: f'"event":"{event}"' in self.log.read_text(),
-            meanwhile=lambda: self.process.poll() is None, said=self.log.read_text,
-        )  # fmt: skip
+            meanwhile=lambda: self.process.poll() is None,
+            said=self.log.read_text,
+        )
 
     def others(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -181,7 +241,10 @@ def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
 
     again = start(order)
     assert again.process.wait(120) == 0, again.log.read_text()
-    assert f"{len(grid.cells) - len(before)} of {len(grid.cells)} cells to run" in again.log.read_text()
+    assert (
+        f"{len(grid.cells) - len(before)} of {len(grid.cells)} cells to run"
+        in again.log.read_text()
+    )
     assert json.loads(again.log.read_text().splitlines()[-1])["result"]["missing"] == 0
 
     whole = replace(order, store=order.store.parent / "whole", workers=2)
@@ -210,7 +273,9 @@ def test_an_interrupt_leaves_what_is_finished_and_no_process(
 
 
 @pytest.mark.slow
-def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: AFedCLOrder, images: Path, tmp_path: Path) -> None:
+def test_a_cell_that_fails_stops_no_other_and_is_tried_again(
+    order: AFedCLOrder, images: Path, tmp_path: Path
+) -> None:
     few = tmp_path / "few"
     shutil.copytree(images, few)
     for path in sorted((few / "patches").iterdir())[2:]:
@@ -222,7 +287,9 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: AFedCLOrder,
     assert {each.cell.setting.dataset for each in failed} == {"NEU-CLS"}
     assert all("class patches lacks" in each.error for each in failed)
     assert {each.cell.setting.dataset for each in grid.finished().values()} == {"X-SDD"}
-    assert [each for each in events if isinstance(each, progress.CellFinished)][-1].done == len(grid.cells)
+    assert [each for each in events if isinstance(each, progress.CellFinished)][-1].done == len(
+        grid.cells
+    )
     assert grid.state().missing == len(failed)
 
 
@@ -238,7 +305,9 @@ def test_a_worker_that_is_killed_is_told_of(order: AFedCLOrder) -> None:
     this = psutil.Process()
 
     def kill_soon() -> None:
-        workers = wait_until(lambda: [each for each in this.children() if "spawn_main" in command_of(each)])
+        workers = wait_until(
+            lambda: [each for each in this.children() if "spawn_main" in command_of(each)]
+        )
         workers[0].kill()
 
     threading.Thread(target=kill_soon).start()
@@ -273,7 +342,15 @@ def test_of_what_is_not_finished_there_is_no_report(order: AFedCLOrder) -> None:
 
 def test_a_dry_run_says_what_is_left_and_runs_nothing(order: AFedCLOrder, images: Path) -> None:
     result = research(
-        "afedcl", "table2", "--data", f"neu={images}", "--model", "small", "--store", order.store, "--dry-run"
+        "afedcl",
+        "table2",
+        "--data",
+        f"neu={images}",
+        "--model",
+        "small",
+        "--store",
+        order.store,
+        "--dry-run",
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("0 of 16 cells finished in ")
@@ -287,7 +364,20 @@ def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_oth
     few = shutil.copytree(images, tmp_path / "few")
     for path in sorted((few / "patches").iterdir())[2:]:
         path.unlink()
-    words = ("afedcl", "fig5", "--model", "small", "--weights", "none", "--size", 32, "--rounds", 1, "--seeds", 1)
+    words = (
+        "afedcl",
+        "fig5",
+        "--model",
+        "small",
+        "--weights",
+        "none",
+        "--size",
+        32,
+        "--rounds",
+        1,
+        "--seeds",
+        1,
+    )
     words = (*words, "--store", order.store, "--workers", 1, "--data")
     result = research(*words, f"neu={few}")
     assert result.returncode == 1
@@ -302,7 +392,9 @@ def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_oth
     ("paper", "flag"),
     [*product(["afedcl", "fedtfi", "dao-vfl"], ["--rounds", "--seeds"]), ("afedcl", "--size")],
 )
-def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(paper: str, flag: str, images: Path) -> None:
+def test_less_than_none_is_refused_before_a_dry_run_reckons_with_it(
+    paper: str, flag: str, images: Path
+) -> None:
     result = research(paper, "table2", "--data", f"neu={images}", flag, "-3", "--dry-run")
     assert result.returncode == 2
     assert flag in result.stderr
@@ -334,7 +426,9 @@ def test_features_of_held_out_images_are_kept_in_two_dimensions(order: AFedCLOrd
         ({"ray": "auto", "device": "cuda"}, "leave out --device"),
     ],
 )
-def test_a_wrong_value_is_answered_with_the_remedy(change: dict[str, object], hint: str, order: AFedCLOrder) -> None:
+def test_a_wrong_value_is_answered_with_the_remedy(
+    change: dict[str, object], hint: str, order: AFedCLOrder
+) -> None:
     with pytest.raises(UsageError) as error:
         Experiment(AFEDCL, replace(order, **change), progress.ignore)
     assert hint in error.value.remedy

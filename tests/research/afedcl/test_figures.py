@@ -25,7 +25,13 @@ def words(name: str, cells: list[Finished], folder: Path) -> str:
 
 def with_curves(seeds: int) -> list[Finished]:
     return [
-        finished("afedcl", 0.7, seed, options={"lambda": lam}, history=curves(adversarial=lam > 0, seed=seed))
+        finished(
+            "afedcl",
+            0.7,
+            seed,
+            options={"lambda": lam},
+            history=curves(adversarial=lam > 0, seed=seed),
+        )
         for lam in (0.0, 0.1)
         for seed in range(seeds)
     ]
@@ -48,15 +54,24 @@ def test_fig4_shows_both_variants_over_rounds(tmp_path: Path) -> None:
 def on_a_line(seed: int, start: str, slope: float) -> Finished:
     """Nodes whose last L_D and A_k lie on a line."""
     cell = finished("afedcl", 0.7, seed, options={"start": start})
-    histories = [{"L_D": [0.0, 0.1 * place], "A_k": [0.0, 0.5 + slope * 0.1 * place]} for place in range(5)]
-    nodes = [replace(node, history=history) for node, history in zip(cell.nodes, histories, strict=True)]
+    histories = [
+        {"L_D": [0.0, 0.1 * place], "A_k": [0.0, 0.5 + slope * 0.1 * place]} for place in range(5)
+    ]
+    nodes = [
+        replace(node, history=history) for node, history in zip(cell.nodes, histories, strict=True)
+    ]
     return replace(cell, nodes=nodes)
 
 
 def test_fig5_tells_the_slope_of_each_variant_and_its_interval(tmp_path: Path) -> None:
-    cells = [on_a_line(seed, start, slope) for seed in (0, 1) for start, slope in (("carry", 0.2), ("global", -0.3))]
+    cells = [
+        on_a_line(seed, start, slope)
+        for seed in (0, 1)
+        for start, slope in (("carry", 0.2), ("global", -0.3))
+    ]
     text = words("fig5", cells, tmp_path)
-    assert "AFedCL (start carry) slope 0.200 ± 0.000, 10 points" in text  # the last round's, of 5 nodes and 2 seeds
+    # the last round's, of 5 nodes and 2 seeds
+    assert "AFedCL (start carry) slope 0.200 ± 0.000, 10 points" in text
     assert "AFedCL (start global) slope -0.300 ± 0.000, 10 points" in text
     assert "95 % interval takes points as independent" in text
 
@@ -67,7 +82,9 @@ def test_fig5_of_methods_without_fusion_has_no_line(tmp_path: Path) -> None:
 
 def test_fig7_has_a_panel_for_each_node_and_method(tmp_path: Path) -> None:
     kinds, points = ["inclusion", "patches", "patches"], [(0.0, 1.0), (2.0, 3.0), (4.0, 5.0)]
-    embeddings = [Embedding(node=node, labels=kinds, points=points) for node in ("plant-1", "plant-2")]
+    embeddings = [
+        Embedding(node=node, labels=kinds, points=points) for node in ("plant-1", "plant-2")
+    ]
     cells = [replace(each, embeddings=embeddings) for each in scattered(["afedcl", "fedavg"], 2)]
     text = words("fig7", cells, tmp_path)
     assert text.index("FedAvg") < text.index("AFedCL")
@@ -75,27 +92,43 @@ def test_fig7_has_a_panel_for_each_node_and_method(tmp_path: Path) -> None:
 
 
 def test_fig8_has_lambda_below_and_a_line_a_method(tmp_path: Path) -> None:
-    cells = [cell for lam in (0.01, 1.0) for cell in scattered(["ditto", "afedcl"], 2, options={"lambda": lam})]
+    cells = [
+        cell
+        for lam in (0.01, 1.0)
+        for cell in scattered(["ditto", "afedcl"], 2, options={"lambda": lam})
+    ]
     text = words("fig8", cells, tmp_path)
-    assert all(told in text for told in ("Ditto", "AFedCL", "lambda", "0.01", "NEU-CLS, disjoint, 10 images a node"))
+    assert all(
+        told in text
+        for told in ("Ditto", "AFedCL", "lambda", "0.01", "NEU-CLS, disjoint, 10 images a node")
+    )
 
 
 def test_bars_bear_their_numbers(tmp_path: Path) -> None:
     cells = [finished("afedcl", 0.812, seed, options={"fusion": "none"}) for seed in (0, 1)]
     cells += [finished("afedcl", 0.834, seed) for seed in (0, 1)]
     text = words("fig10", cells, tmp_path)
-    assert all(told in text for told in ("81.2", "83.4", "AFedCL without fusion", "training images a node", CONDITIONS))
+    assert all(
+        told in text
+        for told in ("81.2", "83.4", "AFedCL without fusion", "training images a node", CONDITIONS)
+    )
 
 
 def test_fig9_shows_networks_and_numbers_of_nodes(tmp_path: Path) -> None:
-    cells = [cell for model in ("mobilenet_v2", "resnet18") for cell in scattered(["fedavg", "afedcl"], 2, model=model)]
+    cells = [
+        cell
+        for model in ("mobilenet_v2", "resnet18")
+        for cell in scattered(["fedavg", "afedcl"], 2, model=model)
+    ]
     cells += scattered(["fedavg", "afedcl"], 2, replace(NEU, nodes=2, samples=25))
     text = words("fig9", cells, tmp_path)
     assert all(told in text for told in ("network", "resnet18", "nodes", "50 images in all"))
 
 
 def test_the_overview_of_table_ii_names_settings_in_the_papers_order(tmp_path: Path) -> None:
-    cells = [cell for setting in (DIRICHLET, NEU) for cell in scattered(["local", "afedcl"], 2, setting)]
+    cells = [
+        cell for setting in (DIRICHLET, NEU) for cell in scattered(["local", "afedcl"], 2, setting)
+    ]
     text = words("table2", cells, tmp_path)
     assert text.index("NEU-CLS, disjoint") < text.index("NEU-CLS, Dirichlet")
     assert "No-FL" in text
@@ -117,7 +150,8 @@ def test_accuracy_over_bytes_has_a_curve_for_training_and_points_for_sums() -> N
     cells += [replace(cells[0], key=trained.key, cell=trained)]
     figure, _ = figures.draw("consensus", cells)
     own, everyone = (
-        {bars.get_label(): bars[0].get_xydata().round(1).tolist() for bars in axes.containers} for axes in figure.axes
+        {bars.get_label(): bars[0].get_xydata().round(1).tolist() for bars in axes.containers}
+        for axes in figure.axes
     )
     assert own["FedAvg"] == [[18.2, 50.0], [36.4, 60.0]]  # 9.1 MB a round
     assert own["Gaussian"] == [[0.3, 80.0]]
@@ -132,7 +166,10 @@ def test_a_figure_says_what_has_fewer_seeds(tmp_path: Path) -> None:
 
 def test_tuning_has_no_figure() -> None:
     cells = scattered(["local"], 2)
-    assert report("tune", [each.cell for each in cells], {each.key: each for each in cells}).draw is None
+    assert (
+        report("tune", [each.cell for each in cells], {each.key: each for each in cells}).draw
+        is None
+    )
 
 
 def test_the_same_cells_give_the_same_file(tmp_path: Path) -> None:

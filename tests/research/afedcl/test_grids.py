@@ -29,7 +29,9 @@ def plan(preset: str = "cpu", **fields: object) -> Plan:
 
 
 def finish(cell: Cell, accuracy: float) -> Finished:
-    node = NodeResult(name="plant-1", trained={"a": 5}, tested=9, accuracy=accuracy, f1=accuracy, history={})
+    node = NodeResult(
+        name="plant-1", trained={"a": 5}, tested=9, accuracy=accuracy, f1=accuracy, history={}
+    )
     return Finished(key=cell.key, cell=cell, nodes=[node], seconds=1.0, machine="here")
 
 
@@ -51,8 +53,11 @@ def test_every_method_has_the_same_budget_of_epochs(name: str) -> None:
         method = make(cell.method, cell.training, cell.options)
         if not (phases := (*method.train, *method.refine)):
             continue  # sums alone
-        # FedALA's mixing weights, before it trains, and AFedCL's discriminator alone, afterwards, move no network.
-        training = [phase for phase in phases if phase.name not in ("adapt", "refitting", "evaluation")]
+        # FedALA's mixing weights, before it trains, and AFedCL's discriminator alone, afterwards,
+        # move no network.
+        training = [
+            phase for phase in phases if phase.name not in ("adapt", "refitting", "evaluation")
+        ]
         # Each step with noise is paid for.
         assert sum(phase.epochs for phase in training) == (1 if cell.privacy else 6), cell.method
 
@@ -60,7 +65,8 @@ def test_every_method_has_the_same_budget_of_epochs(name: str) -> None:
 def test_only_what_is_no_result_sees_the_tuning_pool_and_nothing_else() -> None:
     pools = {name: {cell.setting.pool for cell in grid(plan())} for name, grid in GRIDS.items()}
     assert pools.pop("tune") == pools.pop("factors") == pools.pop("private_tune") == {"tuning"}
-    assert pools.pop("joining") == {"tuning", "report"}  # a rule is chosen on the one, and shown on the other
+    # a rule is chosen on the one, and shown on the other
+    assert pools.pop("joining") == {"tuning", "report"}
     assert all(found == {"report"} for found in pools.values())
 
 
@@ -82,7 +88,9 @@ def test_the_figures_vary_what_they_are_about() -> None:
         return {cell.options.get(what) for cell in GRIDS[name](plan()) if cell.method == "afedcl"}
 
     assert Counter(
-        (cell.options["lambda"], cell.options["start"]) for cell in GRIDS["fig4"](plan()) if not cell.seed
+        (cell.options["lambda"], cell.options["start"])
+        for cell in GRIDS["fig4"](plan())
+        if not cell.seed
     ) == {(lam, start): 2 for lam in (0.1, 0.0) for start in ("global", "carry")}
     assert found("fig5", "start") == {"global", "carry"}
     assert found("fig8", "lambda") == {0.01, 0.1, 1.0}
@@ -94,7 +102,7 @@ def test_the_figures_vary_what_they_are_about() -> None:
     assert {cell.setting.dataset for cell in GRIDS["fig7"](plan())} == {"NEU-CLS"}
 
 
-def test_plants_with_few_images_meet_every_baseline_the_recommended_method_and_one_place_in_every_setting() -> None:
+def test_plants_with_few_images_meet_every_baseline_in_every_setting() -> None:
     cells = GRIDS["scarce"](plan("full"))
     assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
     most = {cell.method: cell.rounds for cell in cells}
@@ -105,7 +113,10 @@ def test_plants_with_few_images_meet_every_baseline_the_recommended_method_and_o
         if cell.method != "afedcl_plus" or cell.rounds == 12:
             places[cell.setting, cell.seed]["one place" if cell.pooled else cell.method] += 1
     assert len(places) == 2 * 9 * 5
-    assert all(found == Counter((*BASELINES, "gaussian", "afedcl_plus", "one place")) for found in places.values())
+    assert all(
+        found == Counter((*BASELINES, "gaussian", "afedcl_plus", "one place"))
+        for found in places.values()
+    )
 
 
 def test_around_a_setting_one_thing_is_changed_at_a_time() -> None:
@@ -145,7 +156,10 @@ def test_every_method_has_the_same_number_of_different_trials() -> None:
 
 
 def test_what_a_method_has_of_its_own_is_not_tied_to_the_learning_rate() -> None:
-    pairs = {(trial.options["lambda"], trial.training.learning_rate) for trial in trials("ditto", TRAINING)}
+    pairs = {
+        (trial.options["lambda"], trial.training.learning_rate)
+        for trial in trials("ditto", TRAINING)
+    }
     assert len(pairs) == TRIALS
 
 
@@ -174,13 +188,17 @@ def test_no_method_is_tuned_before_all_are() -> None:
 def test_trials_are_compared_where_most_of_them_are_finished() -> None:
     cells = GRIDS["tune"](plan())
     elsewhere = [cell for cell in cells if cell.setting != cells[0].setting]
-    begun = tuning({"afedcl": 4}, [cell for cell in cells if cell not in elsewhere] + elsewhere[::TRIALS])
+    begun = tuning(
+        {"afedcl": 4}, [cell for cell in cells if cell not in elsewhere] + elsewhere[::TRIALS]
+    )
     assert choose(METHODS, TRAINING, begun, anything)["afedcl"] == trials("afedcl", TRAINING)[4]
 
 
 def test_a_trial_that_failed_somewhere_is_not_taken() -> None:
     results = tuning({"afedcl": 4}, GRIDS["tune"](plan()))
-    place = next(each for each in results if each.cell.method == "afedcl" and each.mean("accuracy") == 0.9)
+    place = next(
+        each for each in results if each.cell.method == "afedcl" and each.mean("accuracy") == 0.9
+    )
     results.remove(place)
     assert choose(METHODS, TRAINING, results, anything)["afedcl"] == trials("afedcl", TRAINING)[0]
 
@@ -188,12 +206,18 @@ def test_a_trial_that_failed_somewhere_is_not_taken() -> None:
 def test_other_cells_of_the_tuning_pool_change_no_choice() -> None:
     results = tuning({"afedcl": 4}, GRIDS["tune"](plan()))
     others = [finish(cell, 1.0) for cell in GRIDS["factors"](plan())]
-    assert choose(METHODS, TRAINING, [*results, *others], anything)["afedcl"] == trials("afedcl", TRAINING)[4]
+    assert (
+        choose(METHODS, TRAINING, [*results, *others], anything)["afedcl"]
+        == trials("afedcl", TRAINING)[4]
+    )
 
 
 def test_what_the_report_pool_says_or_another_size_changes_no_choice() -> None:
     results = tuning({}, GRIDS["tune"](plan()))
-    tempting = [finish(cell, 1.0) for cell in GRIDS["table2"](plan(tuned={"afedcl": trials("afedcl", TRAINING)[3]}))]
+    tempting = [
+        finish(cell, 1.0)
+        for cell in GRIDS["table2"](plan(tuned={"afedcl": trials("afedcl", TRAINING)[3]}))
+    ]
     other = tuning({"afedcl": 2}, GRIDS["tune"](plan("full")))
     chosen = choose(METHODS, TRAINING, [*results, *tempting, *other], lambda cell: cell.size == 64)
     assert chosen["afedcl"] == trials("afedcl", TRAINING)[0]
@@ -201,5 +225,9 @@ def test_what_the_report_pool_says_or_another_size_changes_no_choice() -> None:
 
 def test_the_table_is_made_with_what_was_chosen() -> None:
     best = trials("afedcl", TRAINING)[2]
-    cells = [cell for cell in GRIDS["table2"](plan(tuned={"afedcl": best})) if cell.method == "afedcl"]
-    assert {(cell.options["lambda"], cell.training) for cell in cells} == {(best.options["lambda"], best.training)}
+    cells = [
+        cell for cell in GRIDS["table2"](plan(tuned={"afedcl": best})) if cell.method == "afedcl"
+    ]
+    assert {(cell.options["lambda"], cell.training) for cell in cells} == {
+        (best.options["lambda"], best.training)
+    }

@@ -1,4 +1,6 @@
-"""What joining gives a node: three candidates among its own classes, rules that see few images, what is deployed."""
+"""What joining gives a node: three candidates among its own classes,
+rules that see few images, what is deployed.
+"""
 
 import numpy as np
 import pytest
@@ -25,10 +27,15 @@ LOGITS = MIXINGS["mean of logits"]
 
 
 def node(probabilities: list[list[float]], labels: list[int]) -> Candidates:
-    """One node whose own model gives 9 : 1 for class 1 of its classes 1 and 2, the federation's these probabilities."""
+    """One node whose own model gives 9 : 1 for class 1 of its classes 1 and 2,
+    the federation's these probabilities.
+    """
     alone = np.log(np.tile([0.0001, 0.9, 0.1], (len(labels), 1)))
     joined = np.log(np.array(probabilities))
-    cells = answering(finished("local", 0.5), labels, alone), answering(finished("fedavg", 0.5), labels, joined)
+    cells = (
+        answering(finished("local", 0.5), labels, alone),
+        answering(finished("fedavg", 0.5), labels, joined),
+    )
     found = candidates(cells[0].nodes[0], cells[1].nodes[0], LOGITS)
     assert found
     return found
@@ -36,7 +43,8 @@ def node(probabilities: list[list[float]], labels: list[int]) -> Candidates:
 
 def test_candidates_are_judged_among_the_nodes_own_classes() -> None:
     found = node([[0.8, 0.15, 0.05], [0.8, 0.15, 0.05]], [1, 2])
-    assert found.right[TOGETHER].tolist() == [True, False]  # class 0 is the favourite, but the node has no image of it
+    # class 0 is the favourite, but the node has no image of it
+    assert found.right[TOGETHER].tolist() == [True, False]
     assert np.exp(-found.loss[TOGETHER]) == pytest.approx([0.75, 0.25], abs=1e-3)
 
 
@@ -67,7 +75,8 @@ def test_logits_of_equal_spread_let_a_timid_model_speak_as_loudly() -> None:
 @pytest.mark.parametrize(
     ("right", "chosen"),
     [
-        # Right answers of alone, together and mixed among 4 images; then the choices of the rules, in their order.
+        # Right answers of alone, together and mixed among 4 images; then the choices of the rules,
+        # in their order.
         ((4, 3, 3), (TOGETHER, MIXED, ALONE, ALONE, ALONE, TOGETHER, MIXED)),
         ((3, 3, 3), (TOGETHER, MIXED, TOGETHER, MIXED, ALONE, TOGETHER, MIXED)),
         ((2, 3, 3), (TOGETHER, MIXED, TOGETHER, MIXED, TOGETHER, TOGETHER, MIXED)),
@@ -95,7 +104,8 @@ def test_a_rule_sees_as_many_images_as_it_may_of_every_class_alike_and_others_ju
     outcomes = choose(Candidates(right, np.tile(numbers, (3, 1)), labels), {"spy": rule}, 10)["spy"]
     assert all(len(draw) == 10 and sum(number >= 24 for number in draw) == 5 for draw in draws)
     assert len({frozenset(draw) for draw in draws}) == len(draws) == len(outcomes) > 1
-    assert {round(each.gain, 6) for each in outcomes} == {round(1 / 20 - 1, 6)}  # one image of class 1 is left
+    # one image of class 1 is left
+    assert {round(each.gain, 6) for each in outcomes} == {round(1 / 20 - 1, 6)}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -105,9 +115,12 @@ def test_choices_are_the_same_every_time(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "below", "worse"), [(0, False, False), (1, True, False), (6, True, False), (20, True, True)]
+    ("wrong", "below", "worse"),
+    [(0, False, False), (1, True, False), (6, True, False), (20, True, True)],
 )
-def test_a_node_is_worse_off_for_certain_only_beyond_the_margin(wrong: int, below: bool, worse: bool) -> None:
+def test_a_node_is_worse_off_for_certain_only_beyond_the_margin(
+    wrong: int, below: bool, worse: bool
+) -> None:
     right = np.ones((3, 60), bool)
     right[TOGETHER, :wrong] = False
     found = judge(Candidates(right, np.zeros((3, 60)), np.zeros(60, int)), TOGETHER)
@@ -130,11 +143,15 @@ def test_nodes_whose_outputs_are_not_stored_are_left_out_and_other_images_refuse
         candidates(stored, other, LOGITS)
 
 
-def test_as_a_line_judges_a_class_that_was_never_taught_takes_an_image_if_five_times_as_likely() -> None:
+def test_a_class_that_was_never_taught_takes_an_image_if_five_times_as_likely() -> None:
     labels, alone = [1, 1, 2], np.log(np.tile([0.0001, 0.9, 0.1], (3, 1)))
     joined = np.log([[0.8, 0.15, 0.05], [0.7, 0.25, 0.05], [0.2, 0.1, 0.7]])
-    cells = answering(finished("local", 0.5), labels, alone), answering(finished("fedavg", 0.5), labels, joined)
+    cells = (
+        answering(finished("local", 0.5), labels, alone),
+        answering(finished("fedavg", 0.5), labels, joined),
+    )
     found = served(cells[0].nodes[0], cells[1].nodes[0])
     assert found is not None
     assert found.right[ALONE].tolist() == [True, True, False]
-    assert found.right[TOGETHER].tolist() == [False, True, True]  # 0.8 / 5 > 0.15, but 0.7 / 5 < 0.25
+    # 0.8 / 5 > 0.15, but 0.7 / 5 < 0.25
+    assert found.right[TOGETHER].tolist() == [False, True, True]

@@ -27,7 +27,7 @@ CELLS = [
 ]
 
 
-def test_a_private_federation_is_compared_with_one_of_the_same_images_and_seeds_without_noise() -> None:
+def test_a_private_federation_is_compared_with_the_same_one_without_noise() -> None:
     _, (table,) = privacy_tables.tables(CELLS)
     rows = {tuple(row[:3]): row[3:] for row in table.rows}
     assert rows["Gaussian", "10", "none"] == ["85.0 / 75.0", ""]

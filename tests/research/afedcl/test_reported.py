@@ -20,9 +20,14 @@ def test_table_ii_is_whole() -> None:
 
 @pytest.mark.parametrize("dataset", BEST)
 def test_the_best_baseline_of_each_column_is_the_one_printed(dataset: str) -> None:
-    columns = [(partition, samples) for partition in reported.PARTITIONS for samples in reported.SAMPLES]
+    columns = [
+        (partition, samples) for partition in reported.PARTITIONS for samples in reported.SAMPLES
+    ]
     baselines = [method for method in reported.METHODS if method != "afedcl"]
-    found = [max(reported.TABLE_II[dataset, *column, method].accuracy for method in baselines) for column in columns]
+    found = [
+        max(reported.TABLE_II[dataset, *column, method].accuracy for method in baselines)
+        for column in columns
+    ]
     assert tuple(found) == BEST[dataset]
 
 
@@ -37,5 +42,7 @@ def test_the_best_baseline_of_each_column_is_the_one_printed(dataset: str) -> No
         (("GC10-DET", "dirichlet", 20, "afedcl"), (87.07, 85.35)),
     ],
 )
-def test_entries_are_accuracy_and_f1_as_printed(entry: tuple[str, str, int, str], printed: tuple[float, float]) -> None:
+def test_entries_are_accuracy_and_f1_as_printed(
+    entry: tuple[str, str, int, str], printed: tuple[float, float]
+) -> None:
     assert reported.TABLE_II[entry] == printed

@@ -1,4 +1,6 @@
-"""Which method suits plants with few images: accuracy in every setting, differences over settings, what rounds cost."""
+"""Which method suits plants with few images: accuracy in every setting,
+differences over settings, what rounds cost.
+"""
 
 from typing import Any
 
@@ -13,9 +15,13 @@ FIVE = msgspec.structs.replace(NEU, samples=5, classes_per_node=3)
 SKEWED = msgspec.structs.replace(NEU, partition="dirichlet")
 
 
-def cell(method: str, own: float, everyone: float, rounds: int = 30, *, pooled: bool = False, **more: Any) -> Finished:
+def cell(
+    method: str, own: float, everyone: float, rounds: int = 30, *, pooled: bool = False, **more: Any
+) -> Finished:
     made = finished(method, own, own=own, everyone=everyone, **more)
-    changed = msgspec.structs.replace(made.cell, size=64, rounds=rounds, pooled=pooled or msgspec.UNSET)
+    changed = msgspec.structs.replace(
+        made.cell, size=64, rounds=rounds, pooled=pooled or msgspec.UNSET
+    )
     return msgspec.structs.replace(made, key=changed.key, cell=changed)
 
 
@@ -57,7 +63,13 @@ def test_what_a_setting_has_of_its_own_is_told_and_never_averaged_with_others() 
     larger = msgspec.structs.replace(first.cell, size=128)
     other = msgspec.structs.replace(first.cell, model="efficientnet_lite0")
     many = msgspec.structs.replace(first.cell, setting=msgspec.structs.replace(FIVE, nodes=10))
-    made = [first, *(msgspec.structs.replace(first, key=each.key, cell=each) for each in (larger, other, many))]
+    made = [
+        first,
+        *(
+            msgspec.structs.replace(first, key=each.key, cell=each)
+            for each in (larger, other, many)
+        ),
+    ]
     _, (accuracies,) = scarce_tables.tables(made, with_cost=False)
     place = "NEU-CLS, 5 images, disjoint, 3 classes"
     assert [row[0] for row in accuracies.rows] == [
@@ -70,7 +82,11 @@ def test_what_a_setting_has_of_its_own_is_told_and_never_averaged_with_others() 
 
 @pytest.mark.parametrize(
     ("curve", "settled"),
-    [({3: 80.0, 6: 88.0, 9: 90.0, 12: 89.5}, 9), ({3: 89.0, 6: 80.0, 9: 90.0}, 9), ({5: 95.0, 10: 90.0}, 5)],
+    [
+        ({3: 80.0, 6: 88.0, 9: 90.0, 12: 89.5}, 9),
+        ({3: 89.0, 6: 80.0, 9: 90.0}, 9),
+        ({5: 95.0, 10: 90.0}, 5),
+    ],
 )
 def test_a_curve_has_settled_where_it_never_again_lies_a_point_below_its_end(
     curve: dict[int, float], settled: int
@@ -78,9 +94,11 @@ def test_a_curve_has_settled_where_it_never_again_lies_a_point_below_its_end(
     assert scarce_tables.settles(curve) == settled
 
 
-def test_curves_come_from_histories_or_where_sums_follow_training_from_runs_of_other_lengths() -> None:
+def test_curves_come_from_histories_or_after_sums_from_runs_of_other_lengths() -> None:
     measured: list[float | None] = [None, 0.5, None, 0.6]
-    found = scarce_tables.curves([cell("fedavg", 0.7, 0.5, 4, setting=FIVE, history={"accuracy": measured}), *CELLS])
+    found = scarce_tables.curves(
+        [cell("fedavg", 0.7, 0.5, 4, setting=FIVE, history={"accuracy": measured}), *CELLS]
+    )
     assert found["fedavg", PLACE] == {2: 50.0, 4: 60.0}
     assert found["afedcl_plus", PLACE] == {3: 50.0, 12: 85.0}
 
@@ -95,12 +113,15 @@ def test_sums_and_rounds_cost_bytes_and_seconds() -> None:
 def test_the_picture_has_bytes_and_seconds_with_a_star_where_a_curve_settles() -> None:
     measured: list[float | None] = [None, 0.5, None, 0.6]
     figure, caption = figures.draw(
-        "scarce", [cell("fedavg", 0.7, 0.5, 4, setting=FIVE, history={"accuracy": measured}), *CELLS]
+        "scarce",
+        [cell("fedavg", 0.7, 0.5, 4, setting=FIVE, history={"accuracy": measured}), *CELLS],
     )
     above, below = figure.axes
     drawn = {line.get_label(): line.get_xydata().round(2).tolist() for line in above.lines}
     assert drawn["FedAvg"] == [[18.2, 50.0], [36.4, 60.0]]
-    assert [line.get_xydata().round(1).tolist() for line in above.lines if line.get_marker() == "*"] == [
+    assert [
+        line.get_xydata().round(1).tolist() for line in above.lines if line.get_marker() == "*"
+    ] == [
         [[36.4, 60.0]],
         [[122.6, 85.0]],
     ]

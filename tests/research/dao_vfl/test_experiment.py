@@ -1,4 +1,6 @@
-"""`python -m research dao-vfl`: data sets as streams, cells that survive kills, references, figures."""
+"""`python -m research dao-vfl`: data sets as streams, cells that survive kills,
+references, figures.
+"""
 
 import gzip
 import json
@@ -43,7 +45,14 @@ from trainer.vfl.simulation import Simulation, Stream
 pytestmark = pytest.mark.slow
 
 ENGINES, CYCLES, TESTED, REMAIN = 40, 50, 6, 20  # 36 samples of each engine
-SETTINGS = ((0, 0, 100), (10, 0.25, 100), (20, 0.7, 100), (25, 0.62, 60), (35, 0.84, 100), (42, 0.84, 100))
+SETTINGS = (
+    (0, 0, 100),
+    (10, 0.25, 100),
+    (20, 0.7, 100),
+    (25, 0.62, 60),
+    (35, 0.84, 100),
+    (42, 0.84, 100),
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +62,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def rows(engines: int, cycles: int) -> str:
         lines = []
-        for engine, cycle in ((engine, cycle) for engine in range(1, engines + 1) for cycle in range(1, cycles + 1)):
+        for engine, cycle in (
+            (engine, cycle) for engine in range(1, engines + 1) for cycle in range(1, cycles + 1)
+        ):
             which = random.integers(6)
             readings = 100 * which + cycle / CYCLES + random.normal(0, 0.1, 21)
             settings = np.array(SETTINGS[which]) + random.normal(0, 1e-3, 3)
-            lines.append(" ".join(map(str, [engine, cycle, *settings.round(4), *readings.round(4)])))
+            lines.append(
+                " ".join(map(str, [engine, cycle, *settings.round(4), *readings.round(4)]))
+            )
         return "\n".join(lines) + "\n"
 
     with gzip.open(folder / "train_FD002.txt.gz", "wt") as file:
@@ -80,13 +93,21 @@ def inputs(source: tuple[str, data.Source]) -> Inputs:
 @pytest.fixture
 def order(folder: Path, tmp_path: Path) -> DAOVFLOrder:
     return DAOVFLOrder(
-        name="fig6", preset="quick", data={"cmapss": folder}, rounds=2, seeds=1, store=tmp_path / "store", workers=1
+        name="fig6",
+        preset="quick",
+        data={"cmapss": folder},
+        rounds=2,
+        seeds=1,
+        store=tmp_path / "store",
+        workers=1,
     )
 
 
 @pytest.fixture
 def small_study(monkeypatch: pytest.MonkeyPatch) -> Study:
-    """The preset `quick`, quicker, and its fixed model too: the steps of that are no setting of any grid."""
+    """The preset `quick`, quicker, and its fixed model too:
+    the steps of that are no setting of any grid.
+    """
     monkeypatch.setattr("research.dao_vfl.reference._STEPS", 20)
     study = PRESETS["quick"]["cmapss"]
     found = study._replace(
@@ -112,7 +133,9 @@ def same(first: Finished, second: Finished) -> bool:
 # Data
 
 
-def test_every_row_with_fourteen_before_it_is_a_sample_of_two_sensors(source: tuple[str, data.Source]) -> None:
+def test_every_row_with_fourteen_before_it_is_a_sample_of_two_sensors(
+    source: tuple[str, data.Source],
+) -> None:
     stream, held_out = parts(source)
     assert data.counts(source[1]) == (ENGINES * (CYCLES - 14), TESTED * (CYCLES - REMAIN - 14))
     assert [tuple(each.shape) for each in stream.samples] == [(ENGINES * 36, 12, 15)] * 2
@@ -127,7 +150,9 @@ def test_while_tuning_whole_engines_are_held_out_and_the_test_file_is_not_looked
 ) -> None:
     digest, content = source
     assert isinstance(content, data.Turbofans)
-    blind = content._replace(test=content.test._replace(values=np.full_like(content.test.values, np.nan)))
+    blind = content._replace(
+        test=content.test._replace(values=np.full_like(content.test.values, np.nan))
+    )
     own, other = parts((digest, blind), seed, pool="tuning", scaling="global")
     assert len(other.labels) == 8 * 36
     assert len(own.labels) == 32 * 36
@@ -136,7 +161,9 @@ def test_while_tuning_whole_engines_are_held_out_and_the_test_file_is_not_looked
     assert not seen & held_out
 
 
-def test_engines_arrive_one_after_another_in_time_or_all_mixed(source: tuple[str, data.Source]) -> None:
+def test_engines_arrive_one_after_another_in_time_or_all_mixed(
+    source: tuple[str, data.Source],
+) -> None:
     falling = torch.arange(35, -1, -1)
     assert torch.equal(parts(source, order="engines").stream.labels, falling.repeat(ENGINES))
     mixed = parts(source, order="mixed").stream.labels
@@ -144,7 +171,9 @@ def test_engines_arrive_one_after_another_in_time_or_all_mixed(source: tuple[str
     assert not torch.equal(mixed, parts(source, 1, order="mixed").stream.labels)
 
 
-def test_scaled_by_condition_wear_shows_and_scaled_as_a_whole_it_drowns(source: tuple[str, data.Source]) -> None:
+def test_scaled_by_condition_wear_shows_and_scaled_as_a_whole_it_drowns(
+    source: tuple[str, data.Source],
+) -> None:
     def shown(scaling: str) -> float:
         stream, _ = parts(source, scaling=scaling)
         return float(np.corrcoef(stream.samples[1][:, 0, -1], stream.labels)[0, 1])
@@ -165,13 +194,21 @@ def test_a_folder_without_the_files_is_told_of(tmp_path: Path) -> None:
         data.read("cmapss", tmp_path)
 
 
-def test_any_of_nasas_sets_is_a_data_set_of_its_own_with_its_own_title(folder: Path, tmp_path: Path) -> None:
+def test_any_of_nasas_sets_is_a_data_set_of_its_own_with_its_own_title(
+    folder: Path, tmp_path: Path
+) -> None:
     for file in folder.iterdir():
         shutil.copy(file, tmp_path / file.name.replace("FD002", "FD004"))
     for order, title in (("cmapss_fd004", "C-MAPSS FD004"), ("cmapss", "C-MAPSS FD002")):
         where = tmp_path if order == "cmapss_fd004" else folder
         asked = DAOVFLOrder(
-            name="fig6", preset="quick", data={order: where}, rounds=2, seeds=1, store=tmp_path / "store", workers=1
+            name="fig6",
+            preset="quick",
+            data={order: where},
+            rounds=2,
+            seeds=1,
+            store=tmp_path / "store",
+            workers=1,
         )
         told = list[str]()
 
@@ -187,7 +224,9 @@ def test_any_of_nasas_sets_is_a_data_set_of_its_own_with_its_own_title(folder: P
 
 def test_a_sensor_sees_a_quadrant_of_each_image(tmp_path: Path) -> None:
     random = generator(0, "images")
-    train, test = (random.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8) for count in (30, 10))
+    train, test = (
+        random.integers(0, 255, (count, 32, 32, 3)).astype(np.uint8) for count in (30, 10)
+    )
     labels = {"train_labels": np.arange(30) % 10, "test_labels": np.arange(10)}
     np.savez(tmp_path / "images.npz", train_images=train, test_images=test, **labels)
     digest, content = data.read("cifar10", tmp_path / "images.npz")
@@ -208,9 +247,16 @@ def small(kind: type[Simulation] | type[Central], **spec: object) -> Simulation 
     samples = tuple(torch.randn(40, 3, 9, generator=random) for _ in range(2))
     labels = torch.randint(0, 4, (40,), generator=random)
     settings = {
-        "federation": "f", "run": "0" * 16, "software": "", "sensors": ("a", "b"), "network": "conv",
-        "classes": tuple("0123"), "window": Window(start=20, chunk=10), "recipe": Recipe(eta=0.1), "seed": 2,
-    }  # fmt: skip
+        "federation": "f",
+        "run": "0" * 16,
+        "software": "",
+        "sensors": ("a", "b"),
+        "network": "conv",
+        "classes": tuple("0123"),
+        "window": Window(start=20, chunk=10),
+        "recipe": Recipe(eta=0.1),
+        "seed": 2,
+    }
     return kind(VflSpec(**{**settings, **spec}), Stream(samples, labels))  # type: ignore[arg-type]
 
 
@@ -219,7 +265,9 @@ def test_one_full_step_without_noise_is_that_of_the_centralised_model() -> None:
     for _ in range(3):
         assert simulation.step((1, 1)).loss == pytest.approx(central.step((1, 1)).loss, abs=1e-5)
     assert torch.allclose(
-        simulation.predict(simulation.stream.samples), central.predict(simulation.stream.samples), atol=1e-5
+        simulation.predict(simulation.stream.samples),
+        central.predict(simulation.stream.samples),
+        atol=1e-5,
     )
 
 
@@ -227,7 +275,9 @@ def test_with_more_steps_they_part() -> None:
     simulation, central = small(Simulation), small(Central)
     simulation.step((3, 3)), central.step((3, 3))
     assert not torch.allclose(
-        simulation.predict(simulation.stream.samples), central.predict(simulation.stream.samples), atol=1e-4
+        simulation.predict(simulation.stream.samples),
+        central.predict(simulation.stream.samples),
+        atol=1e-4,
     )
 
 
@@ -238,7 +288,9 @@ def test_the_fixed_models_loss_of_a_round_is_the_mean_over_its_set() -> None:
     logits = fixed.predict(simulation.stream.samples)
     for round_ in (1, 2, 3):
         rows = slice(*simulation.spec.window.span(round_))
-        mean = torch.nn.functional.cross_entropy(logits[rows], simulation.stream.labels[rows]).item()
+        mean = torch.nn.functional.cross_entropy(
+            logits[rows], simulation.stream.labels[rows]
+        ).item()
         assert fixed.step((1, 1)).loss == pytest.approx(mean, abs=1e-6)
 
 
@@ -255,15 +307,24 @@ def cell(source: tuple[str, data.Source], **changes: object) -> Cell:
     return msgspec.structs.replace(plan.base("cmapss", 0), **changes)
 
 
-def test_a_cells_key_hangs_on_all_that_it_depends_on_and_on_nothing_else(source: tuple[str, data.Source]) -> None:
+def test_a_cells_key_hangs_on_all_that_it_depends_on_and_on_nothing_else(
+    source: tuple[str, data.Source],
+) -> None:
     base = cell(source)
     assert base.key == cell(source).key
-    others = [{"seed": 1}, {"channel": Channel(levels=7)}, {"recipe": Recipe(eta=0.3)}, {"policy": "all"}]
+    others = [
+        {"seed": 1},
+        {"channel": Channel(levels=7)},
+        {"recipe": Recipe(eta=0.3)},
+        {"policy": "all"},
+    ]
     assert len({base.key, *(cell(source, **other).key for other in others)}) == 5
 
 
 @pytest.mark.usefixtures("small_study")
-def test_a_federation_that_diverges_is_a_result(source: tuple[str, data.Source], inputs: Inputs) -> None:
+def test_a_federation_that_diverges_is_a_result(
+    source: tuple[str, data.Source], inputs: Inputs
+) -> None:
     found = attempt(run_cell, cell(source, recipe=Recipe(eta=1e6), rounds=3), inputs)
     assert isinstance(found, Finished)
     assert 0 < found.diverged <= 3
@@ -276,7 +337,9 @@ def test_a_policys_rounds_are_those_of_its_decisions(
     policy: str, source: tuple[str, data.Source], inputs: Inputs
 ) -> None:
     decided = attempt(run_cell, cell(source, policy=policy, iterations=(3, 3)), inputs)
-    fixed = attempt(run_cell, cell(source, iterations=(3, 3) if policy == "all" else (1, 3)), inputs)
+    fixed = attempt(
+        run_cell, cell(source, iterations=(3, 3) if policy == "all" else (1, 3)), inputs
+    )
     assert isinstance(decided, Finished)
     assert isinstance(fixed, Finished)
     assert decided.curve == fixed.curve
@@ -305,7 +368,9 @@ def test_rewards_are_about_right_classes_or_where_these_are_numbers_about_the_di
 def worth_of_accuracy(cell_: Cell) -> float:
     """Of a reward: what accuracy of 1 is worth."""
     curve = WORTH[cell_.split.data, cell_.recipe.batches]
-    return balanced(SimulatedTimings(len(cell_.iterations)), max(cell_.iterations), cell_.rounds, curve).accuracy
+    return balanced(
+        SimulatedTimings(len(cell_.iterations)), max(cell_.iterations), cell_.rounds, curve
+    ).accuracy
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -321,22 +386,38 @@ def test_every_grid_has_each_variant_with_each_seed_on_each_data_set(name: str) 
         assert all(found == set(range(study.seeds)) for found in seeds.values())
 
 
-def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: DAOVFLOrder, inputs: Inputs) -> None:
+def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(
+    order: DAOVFLOrder, inputs: Inputs
+) -> None:
     words = [
-        "dao-vfl", order.name, "--data", f"cmapss={order.data['cmapss']}", "--rounds", order.rounds,
-        "--seeds", order.seeds, "--store", order.store, "--workers", order.workers, "--json",
-    ]  # fmt: skip
+        "dao-vfl",
+        order.name,
+        "--data",
+        f"cmapss={order.data['cmapss']}",
+        "--rounds",
+        order.rounds,
+        "--seeds",
+        order.seeds,
+        "--store",
+        order.store,
+        "--workers",
+        order.workers,
+        "--json",
+    ]
     log = order.store.parent / "log"
     with log.open("wb") as file:
         running = subprocess.Popen(
             [sys.executable, "-m", "research", *map(str, words)],
-            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         wait_until(
             lambda: '"event":"CellFinished"' in log.read_text(),
-            meanwhile=lambda: running.poll() is None, said=log.read_text,
-        )  # fmt: skip
+            meanwhile=lambda: running.poll() is None,
+            said=log.read_text,
+        )
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait(60)
@@ -356,8 +437,11 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: DAOVFL
     again_alone = [each for each in grid.cells if each.key not in before][:2]
     assert all(same(after[each.key], attempt(run_cell, each, inputs)) for each in again_alone)
     assert sorted(path.name for path in order.store.iterdir()) == [
-        ".gitattributes", "cells.jsonl", "fig6.md", "fig6.svg"
-    ]  # fmt: skip
+        ".gitattributes",
+        "cells.jsonl",
+        "fig6.md",
+        "fig6.svg",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +472,11 @@ def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(
     assert {entry.cell.key for entry in entries} == {each.key for each in grid.cells}
     variants = {entry.variant for entry in entries} - {FIXED}
     assert len(variants) >= 3
-    rows = {line.split("|")[1].strip() for line in table.read_text().splitlines() if line.startswith("| ")}
+    rows = {
+        line.split("|")[1].strip()
+        for line in table.read_text().splitlines()
+        if line.startswith("| ")
+    }
     assert variants <= rows
     drawn = figure.read_text()
     assert all(f">{variant}<" in drawn for variant in variants)
@@ -409,12 +497,22 @@ def test_what_is_not_there_is_refused_with_a_remedy(order: DAOVFLOrder) -> None:
 def test_an_agent_of_another_federation_is_refused(
     sensors: int, iterations: int, order: DAOVFLOrder, tmp_path: Path
 ) -> None:
-    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1]) for name in ("round", "decision")]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1])
+        for name in ("round", "decision")
+    ]
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["round"], ["decision"])], "agent", ends[:1], ends[1:]
     )
-    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model = onnx.helper.make_model(
+        graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
     onnx.helper.set_model_props(model, {"sensors": str(sensors), "iterations": str(iterations)})
     onnx.save(model, tmp_path / "agent.onnx")
-    with pytest.raises(UsageError, match=f"for {sensors} sensors and up to {iterations} iterations, as no cell here"):
-        Experiment(DAO_VFL, replace(order, name="fig8", agents=(tmp_path / "agent.onnx",)), progress.ignore)
+    with pytest.raises(
+        UsageError,
+        match=f"for {sensors} sensors and up to {iterations} iterations, as no cell here",
+    ):
+        Experiment(
+            DAO_VFL, replace(order, name="fig8", agents=(tmp_path / "agent.onnx",)), progress.ignore
+        )

@@ -1,4 +1,6 @@
-"""Local iterations: the paper's latency model, rules, the optimum, the environment, and agents in a live head."""
+"""Local iterations: the paper's latency model, rules, the optimum, the environment,
+and agents in a live head.
+"""
 
 import json
 import subprocess
@@ -40,7 +42,9 @@ SEEDS = range(500, 510)
 
 seconds = st.floats(0.001, 1000)
 sensor_timings = st.integers(1, 6).flatmap(
-    lambda sensors: st.lists(st.lists(seconds, min_size=sensors, max_size=sensors), min_size=3, max_size=3)
+    lambda sensors: st.lists(
+        st.lists(seconds, min_size=sensors, max_size=sensors), min_size=3, max_size=3
+    )
 )
 
 
@@ -62,27 +66,53 @@ class Trained(NamedTuple):
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = tmp_path_factory.mktemp("agent") / "agent.onnx"
     result = research(
-        "agent", "--sensors", 2, "--iterations", 5, "--rounds", ROUNDS, "--steps", 4096,
-        "--out", path, "--seed", 3, "--json",
-    )  # fmt: skip
+        "agent",
+        "--sensors",
+        2,
+        "--iterations",
+        5,
+        "--rounds",
+        ROUNDS,
+        "--steps",
+        4096,
+        "--out",
+        path,
+        "--seed",
+        3,
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
     return Trained(ppo.Agent.load(path.with_suffix(".zip"), device="cpu"), path, result.stdout)
 
 
 def vfl_spec(**fields: object) -> VflSpec:
     return VflSpec(
-        federation="f", software="s", sensors=("a", "b"), network="dense", classes=("good", "bad"),
-        window=Window(start=100, chunk=10, size=100), recipe=Recipe(eta=0.1), seed=1, **fields,
-    )  # fmt: skip
+        federation="f",
+        software="s",
+        sensors=("a", "b"),
+        network="dense",
+        classes=("good", "bad"),
+        window=Window(start=100, chunk=10, size=100),
+        recipe=Recipe(eta=0.1),
+        seed=1,
+        **fields,
+    )
 
 
 def closed_round(number: int, iterations: tuple[int, int]) -> ClosedRound:
     told = {} if 0 in iterations else {"b": 0.25}
     return ClosedRound(
-        round=number, attempt=1, first=0, last=10, iterations=iterations, loss=1.0, seconds=1.0,
-        collection=told | {"a": 0.5}, communication={"a": float(number), "b": 2.0},
+        round=number,
+        attempt=1,
+        first=0,
+        last=10,
+        iterations=iterations,
+        loss=1.0,
+        seconds=1.0,
+        collection=told | {"a": 0.5},
+        communication={"a": float(number), "b": 2.0},
         iteration={"b": 1.5 * (number > 1), "a": 3.0},
-    )  # fmt: skip
+    )
 
 
 def policy(name: str, most: int = 5, said: list[str] | None = None) -> selection.GuardedPolicy:
@@ -142,14 +172,18 @@ def test_measured_rounds_are_drawn_whole() -> None:
 def test_a_head_s_journal_gives_its_rounds_with_all_sensors(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.begin(vfl_spec(run=RUN))
-    rounds = [closed_round(number, (2, 0) if number % 4 == 0 else (2, 1)) for number in range(1, 41)]
+    rounds = [
+        closed_round(number, (2, 0) if number % 4 == 0 else (2, 1)) for number in range(1, 41)
+    ]
     journal.close_rounds(RUN, rounds[:20])
     with pytest.raises(UsageError, match="14 rounds with all sensors"):
         measured_timings.read(tmp_path)
     journal.close_rounds(RUN, rounds[20:])
     journal.close()
     drawn = measured_timings.read(tmp_path).sample(400, 1, 0)
-    assert {round(each) for each in drawn[:, 1, 0]} == {number for number in range(2, 41) if number % 4}
+    assert {round(each) for each in drawn[:, 1, 0]} == {
+        number for number in range(2, 41) if number % 4
+    }
     assert (drawn[:, 0] == [0.5, 0.25]).all()
     assert (drawn[:, 2] == [3.0, 1.5]).all()
 
@@ -185,8 +219,12 @@ def test_a_real_federation_teaches_the_environment_as_a_surrogate_does() -> None
     stream = Stream(tuple(part[:500] for part in parts), labels[:500])
     held_out = [part[500:] for part in parts], labels[500:]
     source = SimulatedTimings(2)
-    game = Game(source, 5, 30, Weights(1.0, 0.0, 0.0), lambda: Played(Simulation(spec, stream), *held_out))
-    found = trajectories(game, {"all": policy("all"), "again": policy("all"), "least": policy("least")}, 1)
+    game = Game(
+        source, 5, 30, Weights(1.0, 0.0, 0.0), lambda: Played(Simulation(spec, stream), *held_out)
+    )
+    found = trajectories(
+        game, {"all": policy("all"), "again": policy("all"), "least": policy("least")}, 1
+    )
     assert (found["all"].accuracy == found["again"].accuracy).all()
     assert found["all"].accuracy[-1] > 0.8
     assert found["all"].accuracy.mean() > found["least"].accuracy.mean()
@@ -197,7 +235,9 @@ def test_a_real_federation_teaches_the_environment_as_a_surrogate_does() -> None
 
 @pytest.mark.parametrize("name", RULES)
 @given(timings=sensor_timings, most=st.integers(1, 12), round_=st.integers(1, 1000))
-def test_every_rule_decides_something_possible(name: str, timings: list[list[float]], most: int, round_: int) -> None:
+def test_every_rule_decides_something_possible(
+    name: str, timings: list[list[float]], most: int, round_: int
+) -> None:
     timing = Timing(*np.array(timings))
     decision = RULES[name](most)(timing, round_)
     assert decision.shape == timing.iteration.shape
@@ -214,7 +254,9 @@ def test_a_deadline_needs_no_units(timings: list[list[float]], most: int, scale:
 @given(timings=sensor_timings, most=st.integers(2, 12))
 def test_a_deadline_is_never_later_than_that_of_ho(timings: list[list[float]], most: int) -> None:
     timing = Timing(*np.array(timings))
-    assert timing.latency(Deadline(most)(timing, 1)) <= timing.latency(RULES["all"](most)(timing, 1))
+    assert timing.latency(Deadline(most)(timing, 1)) <= timing.latency(
+        RULES["all"](most)(timing, 1)
+    )
 
 
 def test_a_sensor_works_while_the_others_cannot_help_it() -> None:
@@ -233,10 +275,14 @@ def test_ho_and_he_are_those_of_the_paper() -> None:
     timing = Timing(*np.ones((3, 4)))
     assert RULES["all"](7)(timing, 1).tolist() == [7, 7, 7, 7]
     assert RULES["one"](7)(timing, 1).tolist() == [1, 1, 1, 7]
-    assert RULES["proportional"](8)(Timing(np.ones(3), np.ones(3), np.array([2.0, 1.0, 16.0])), 1).tolist() == [4, 8, 1]
+    assert RULES["proportional"](8)(
+        Timing(np.ones(3), np.ones(3), np.array([2.0, 1.0, 16.0])), 1
+    ).tolist() == [4, 8, 1]
 
 
-def test_no_rule_earns_more_than_the_optimum_and_the_deadline_beats_ho_in_latency_and_reward(game: Game) -> None:
+def test_no_rule_earns_more_than_the_optimum_and_the_deadline_beats_ho_in_latency_and_reward(
+    game: Game,
+) -> None:
     makers = {name: partial(rule, 5) for name, rule in RULES.items()}
     best = Optimum(5, FD002_MINIBATCH, game.weights, game.source, ROUNDS)
     found = summary(game, {**makers, "best": lambda: best}, SEEDS)
@@ -251,10 +297,14 @@ def test_the_optimum_is_that_of_all_sequences_of_decisions() -> None:
     game = Game(Measured(table), 3, 4, Weights(3.0, 0.05, 0.0), lambda: Surrogate(curve))
     earned = []
     for decisions in product((1, 2, 3), repeat=4):
-        fixed = trajectories(game, {"it": lambda _, round_, all_=decisions: np.array([all_[round_ - 1]])}, 0)
+        fixed = trajectories(
+            game, {"it": lambda _, round_, all_=decisions: np.array([all_[round_ - 1]])}, 0
+        )
         earned.append(fixed["it"].reward.sum())
     best = Optimum(3, curve, game.weights, game.source, 4)
-    assert trajectories(game, {"it": best}, 0)["it"].reward.sum() == pytest.approx(max(earned), abs=1e-3)
+    assert trajectories(game, {"it": best}, 0)["it"].reward.sum() == pytest.approx(
+        max(earned), abs=1e-3
+    )
 
 
 # The environment
@@ -290,7 +340,9 @@ def test_episodes_differ_and_come_again_with_their_seed(game: Game) -> None:
 # Agents
 
 
-def test_actor_and_critic_have_three_layers_of_64_and_learning_rates_of_their_own(game: Game) -> None:
+def test_actor_and_critic_have_three_layers_of_64_and_learning_rates_of_their_own(
+    game: Game,
+) -> None:
     agent = ppo.agent(game, 0)
     actor, critic = agent.policy.optimizer.param_groups
     assert (actor["lr"], critic["lr"]) == (1e-4, 1e-3)
@@ -315,7 +367,9 @@ def test_a_short_training_earns_more_than_the_first_policy(game: Game, trained: 
 def test_the_graph_decides_as_the_agent_does(game: Game, trained: Trained) -> None:
     agent, path, _ = trained
     said: list[str] = []
-    found = trajectories(game, {"torch": ppo.Learnt(agent, game), "onnx": policy(str(path), 5, said)}, 11)
+    found = trajectories(
+        game, {"torch": ppo.Learnt(agent, game), "onnx": policy(str(path), 5, said)}, 11
+    )
     assert (found["torch"].iterations == found["onnx"].iterations).all()
     graph = ppo.Graph(agent, game)
     for round_, table in enumerate(2 * game.source.sample(60, 12, 0), 1):
@@ -330,7 +384,13 @@ def test_the_graph_decides_as_the_agent_does(game: Game, trained: Trained) -> No
 def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> None:
     agent, path, _ = trained
     told: list[int] = []
-    more = ppo.learn(game, agent.num_timesteps + 2048, 3, path.with_suffix(".zip"), lambda done, _: told.append(done))
+    more = ppo.learn(
+        game,
+        agent.num_timesteps + 2048,
+        3,
+        path.with_suffix(".zip"),
+        lambda done, _: told.append(done),
+    )
     assert told == [agent.num_timesteps + 2048]
     assert more.num_timesteps == told[0]
     same = ppo.learn(game, 1, 3, path.with_suffix(".zip"), lambda done, _: told.append(done))
@@ -342,7 +402,13 @@ def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> 
 def test_a_training_of_another_federation_is_not_gone_on_with(trained: Trained) -> None:
     for sensors, most in ((3, 5), (2, 6)):
         with pytest.raises(UsageError, match="an agent for 2 sensors and up to 5 iterations"):
-            ppo.learn(simulated(sensors, most, ROUNDS, FD002_MINIBATCH), 1, 3, trained.path.with_suffix(".zip"), print)
+            ppo.learn(
+                simulated(sensors, most, ROUNDS, FD002_MINIBATCH),
+                1,
+                3,
+                trained.path.with_suffix(".zip"),
+                print,
+            )
 
 
 # In a live head
@@ -368,9 +434,22 @@ def test_an_agent_of_another_federation_is_refused_before_a_head_waits_for_anybo
     trained: Trained, tmp_path: Path
 ) -> None:
     result = here(
-        "vfl", "coordinate", "mqtt://127.0.0.1:1", "--sensors", "a,b,c", "--labels", tmp_path / "labels.csv",
-        "--classes", "good,bad", "--iterations", 5, "--policy", trained.path, "--state", tmp_path / "head",
-    )  # fmt: skip
+        "vfl",
+        "coordinate",
+        "mqtt://127.0.0.1:1",
+        "--sensors",
+        "a,b,c",
+        "--labels",
+        tmp_path / "labels.csv",
+        "--classes",
+        "good,bad",
+        "--iterations",
+        5,
+        "--policy",
+        trained.path,
+        "--state",
+        tmp_path / "head",
+    )
     assert result.returncode == 2
     assert "decides for 2 sensors and up to 5 iterations" in result.stderr
 
@@ -402,10 +481,14 @@ def test_sensors_that_take_no_time_at_all_are_no_trouble() -> None:
 
 def test_a_live_head_needs_neither_gymnasium_nor_torch_for_its_policy() -> None:
     code = (
-        "import sys; from trainer.vfl.policies import selection; selection.make_policy('deadline', 5, 2, print)\n"
-        "print([name for name in ('gymnasium', 'stable_baselines3', 'torch') if name in sys.modules])"
+        "import sys; from trainer.vfl.policies import selection; "
+        "selection.make_policy('deadline', 5, 2, print)\n"
+        "print([name for name in ('gymnasium', 'stable_baselines3', 'torch') if name in "
+        "sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 

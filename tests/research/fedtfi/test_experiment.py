@@ -1,4 +1,6 @@
-"""`python -m research fedtfi`: data as sources, cells that say what a shared model reached, tuning, tables."""
+"""`python -m research fedtfi`: data as sources,
+cells that say what a shared model reached, tuning, tables.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +70,9 @@ def sources(kth: Path) -> tuple[data.Catalogue, ...]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A preset for drawn textures: two rounds of a few images."""
-    study = Study(nodes=8, samples=4, test_samples=2, shared=1, scenarios=(LABEL, FEATURE, BOTH_1, BOTH_2))
+    study = Study(
+        nodes=8, samples=4, test_samples=2, shared=1, scenarios=(LABEL, FEATURE, BOTH_1, BOTH_2)
+    )
     training = Training(local_epochs=1, batch_size=4, augment=False)
     preset = PRESETS["quick"]._replace(training=training, rounds=2, seeds=1, studies={"kth": study})
     monkeypatch.setitem(PRESETS, "quick", preset)
@@ -77,7 +81,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def order(kth: Path, tmp_path: Path, small: None) -> FedTFIOrder:
     return FedTFIOrder(
-        name="fig9", preset="quick", data={"kth": kth}, weights=["none"], store=tmp_path / "store", workers=1
+        name="fig9",
+        preset="quick",
+        data={"kth": kth},
+        weights=["none"],
+        store=tmp_path / "store",
+        workers=1,
     )
 
 
@@ -92,14 +101,23 @@ def finished(cell: Cell, accuracy: float) -> Finished:
     """That reached this."""
     point = Point(round=cell.rounds, accuracy=accuracy, f1=accuracy, auc=accuracy, loss=0.5)
     return Finished(
-        key=cell.key, cell=cell, classes=[], curve=[point], confusion=[], nodes=[], seconds=1.0, machine="test"
+        key=cell.key,
+        cell=cell,
+        classes=[],
+        curve=[point],
+        confusion=[],
+        nodes=[],
+        seconds=1.0,
+        machine="test",
     )
 
 
 # Data
 
 
-def test_the_pieces_of_cloth_are_two_sources_with_the_same_classes(sources: tuple[data.Catalogue, ...]) -> None:
+def test_the_pieces_of_cloth_are_two_sources_with_the_same_classes(
+    sources: tuple[data.Catalogue, ...],
+) -> None:
     assert [source.classes for source in sources] == [list(FABRICS)] * 2
     pieces = [{entry.path.parent.parent.name for entry in source.entries} for source in sources]
     assert pieces == [set(PIECES[:2]), set(PIECES[2:])]
@@ -121,14 +139,17 @@ def steel(kth: Path, tmp_path: Path) -> dict[str, Path]:
     return {plant: tmp_path / plant for plant in names}
 
 
-def test_of_two_plants_steel_only_defects_that_both_have_count_under_one_name(steel: dict[str, Path]) -> None:
+def test_of_two_plants_steel_only_defects_that_both_have_count_under_one_name(
+    steel: dict[str, Path],
+) -> None:
     neu, xsdd = data.read(steel)["steel"]
     assert neu.classes == xsdd.classes == ["inclusion", "rolled-in_scale", "scratches"]
     assert (len(neu.entries), len(xsdd.entries)) == (3, 4)
 
 
 @pytest.mark.parametrize(
-    ("folders", "hint"), [({}, "--data NAME"), ({"neu": Path()}, "--data xsdd="), ({"kht": Path()}, "kth")]
+    ("folders", "hint"),
+    [({}, "--data NAME"), ({"neu": Path()}, "--data xsdd="), ({"kht": Path()}, "kth")],
 )
 def test_data_that_is_lacking_or_unknown_is_refused_with_a_remedy(
     folders: dict[str, Path], hint: str, order: FedTFIOrder
@@ -146,14 +167,19 @@ def test_a_preset_without_an_experiment_for_the_data_says_what_it_takes(
     assert refused.value.remedy == "pass --data kth=FOLDER"
 
 
-@pytest.mark.parametrize(("below", "hint"), [("", ""), ("sample_a", ", perhaps {kth}"), ("nowhere", "")])
+@pytest.mark.parametrize(
+    ("below", "hint"), [("", ""), ("sample_a", ", perhaps {kth}"), ("nowhere", "")]
+)
 def test_fabrics_are_looked_for_in_the_folder_above_the_pieces(
     below: str, hint: str, kth: Path, tmp_path: Path
 ) -> None:
     folder = kth / below if below else tmp_path
     with pytest.raises(UsageError, match=f"kth has no folder {folder}/sample_a") as refused:
         data.read({"kth": folder})
-    expected = f"pass the folder that holds sample_a to sample_d as --data kth=FOLDER{hint.format(kth=kth)}"
+    expected = (
+        "pass the folder that holds sample_a to sample_d as --data "
+        f"kth=FOLDER{hint.format(kth=kth)}"
+    )
     assert refused.value.remedy == expected
 
 
@@ -191,10 +217,17 @@ def test_all_whom_an_experiment_compares_have_the_same_images_rounds_and_epochs(
     entries = grid(name, plan())
     for seed in {entry.cell.seed for entry in entries}:
         for place in {(entry.cell.setting.data, entry.scenario) for entry in entries}:
-            cells = [e.cell for e in entries if (e.cell.setting.data, e.scenario, e.cell.seed) == (*place, seed)]
+            cells = [
+                e.cell
+                for e in entries
+                if (e.cell.setting.data, e.scenario, e.cell.seed) == (*place, seed)
+            ]
             assert len(cells) == len(COMPARISONS[name].variants(plan().preset))
             assert len({msgspec.structs.replace(cell.setting, shared=0) for cell in cells}) == 1
-            budgets = {(cell.rounds, cell.training.local_epochs * (1 + (cell.method == "afedcl"))) for cell in cells}
+            budgets = {
+                (cell.rounds, cell.training.local_epochs * (1 + (cell.method == "afedcl")))
+                for cell in cells
+            }
             assert len(budgets) == 1
             assert not any(cell.training.augment for cell in cells)
 
@@ -207,11 +240,18 @@ def test_figures_have_their_scenario_also_where_tables_leave_it_out() -> None:
 def test_whole_pieces_are_held_out_of_the_classes_that_a_node_has(kth: Path) -> None:
     pieces = data.read({"kth": kth})["pieces"]
     study = Study(nodes=8, samples=4, test_samples=2, shared=0, scenarios=(FEATURE, BOTH_1))
-    made = plan("pieces")._replace(preset=PRESETS["pieces"]._replace(studies={"pieces": study}, seeds=3))
+    made = plan("pieces")._replace(
+        preset=PRESETS["pieces"]._replace(studies={"pieces": study}, seeds=3)
+    )
     for entry in grid("fig6", made) + grid("leak", made):
         for number, share in enumerate(take_shares(entry.cell, pieces)):
-            trained, held_out = ({e.path.parent.parent.name for e in side.entries} for side in share[1:])
-            assert (trained, held_out) == [({"sample_a"}, {"sample_b"}), ({"sample_c"}, {"sample_d"})][number % 2]
+            trained, held_out = (
+                {e.path.parent.parent.name for e in side.entries} for side in share[1:]
+            )
+            assert (trained, held_out) == [
+                ({"sample_a"}, {"sample_b"}),
+                ({"sample_c"}, {"sample_d"}),
+            ][number % 2]
             assert share.train.classes == share.test.classes
 
 
@@ -238,7 +278,9 @@ def test_what_a_part_is_worth_is_told_by_networks_of_one_scale(name: str, preset
 
 @pytest.mark.parametrize("preset", ["cpu", "sgd"])
 @pytest.mark.parametrize("variant", variants.tuned(PRESETS["cpu"]), ids=str)
-def test_every_variant_has_the_same_number_of_different_trials(variant: Variant, preset: str) -> None:
+def test_every_variant_has_the_same_number_of_different_trials(
+    variant: Variant, preset: str
+) -> None:
     trials = tuning.trials(variant, PRESETS[preset].training)
     assert len({str(trial) for trial in trials}) == 3
 
@@ -246,9 +288,14 @@ def test_every_variant_has_the_same_number_of_different_trials(variant: Variant,
 @pytest.mark.parametrize("variant", variants.table2(PRESETS["sgd"]).values(), ids=str)
 def test_with_the_papers_optimiser_all_try_the_same_steps_and_momentum(variant: Variant) -> None:
     """FedNova's SGD is its own, which has no weight decay."""
-    steps = {each.options.get("rate", each.training.learning_rate) for each in tuning.trials(variant, SGD)}
+    steps = {
+        each.options.get("rate", each.training.learning_rate)
+        for each in tuning.trials(variant, SGD)
+    }
     assert steps == {0.003, 0.01, 0.03}
-    assert {each.options.get("momentum", SGD_MOMENTUM) for each in tuning.trials(variant, SGD)} == {0.9}
+    assert {each.options.get("momentum", SGD_MOMENTUM) for each in tuning.trials(variant, SGD)} == {
+        0.9
+    }
     assert all(each.training.optimizer == "sgd" for each in tuning.trials(variant, SGD))
 
 
@@ -272,7 +319,11 @@ def test_the_best_trial_of_each_scenario_is_taken_for_scenarios_like_it() -> Non
 
 
 def test_as_long_as_one_is_not_tuned_all_have_their_defaults() -> None:
-    results = [finished(entry.cell, 0.5) for entry in grid(TUNE, plan()) if not entry.variant.startswith("FedNova")]
+    results = [
+        finished(entry.cell, 0.5)
+        for entry in grid(TUNE, plan())
+        if not entry.variant.startswith("FedNova")
+    ]
     assert tuned("table2", plan(), results) == {FEATURE: {}, BOTH_1: {}}
     assert all(tuned("table4", plan(), results).values())
 
@@ -283,7 +334,9 @@ def test_tuning_looks_at_no_image_of_a_report(sources: tuple[data.Catalogue, ...
     assert not {e.digest for e in select_pool(images, "tuning").entries} & {
         e.digest for e in select_pool(images, "report").entries
     }
-    pools = {name: {entry.cell.setting.pool for entry in grid(name, plan())} for name in COMPARISONS}
+    pools = {
+        name: {entry.cell.setting.pool for entry in grid(name, plan())} for name in COMPARISONS
+    }
     assert pools == {name: {"tuning" if name == "negatives" else "report"} for name in COMPARISONS}
 
 
@@ -307,7 +360,9 @@ def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: FedTFIOrder) -
         assert found.curve[-1].accuracy == round(np.trace(found.confusion) / 32, 4)
         assert found.embedding is not None
         assert sorted(set(found.embedding.sources)) == sorted(data.DATASETS["kth"].sources)
-    assert msgspec.structs.replace(run_cell(left.cell, inputs), seconds=0) == msgspec.structs.replace(left, seconds=0)
+    assert msgspec.structs.replace(
+        run_cell(left.cell, inputs), seconds=0
+    ) == msgspec.structs.replace(left, seconds=0)
     table, figure = again.report(Console(quiet=True))
     assert f"| {left.curve[-1].loss:.3f} |" in table.read_text()
     assert figure.suffix == ".svg"
@@ -318,26 +373,39 @@ def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: FedTFIO
     cell = next(cell for cell in made.cells if cell.method == "fedper")
     found = run_cell(cell, made.inputs([cell]))
     assert not found.curve
-    assert found.accuracy == found.personal == pytest.approx(np.mean([node.accuracy for node in found.nodes]))
+    assert (
+        found.accuracy
+        == found.personal
+        == pytest.approx(np.mean([node.accuracy for node in found.nodes]))
+    )
 
 
-def test_a_consensus_head_is_each_nodes_own_and_judged_on_all_held_out_images(order: FedTFIOrder) -> None:
+def test_a_consensus_head_is_each_nodes_own_and_judged_on_all_held_out_images(
+    order: FedTFIOrder,
+) -> None:
     made = Experiment(FEDTFI, replace(order, name="consensus"), progress.ignore)
     cell = next(cell for cell in made.cells if cell.head and cell.method == "fedtfi")
     trained = next(each for each in made.cells if each == msgspec.structs.replace(cell, head=UNSET))
     found = run_cell(cell, made.inputs([cell]))
     assert len(found.heads) == cell.setting.nodes
     assert found.accuracy == pytest.approx(np.mean(found.heads))
-    assert all(32 * each == pytest.approx(round(32 * each), abs=0.01) for each in found.heads)  # images
-    assert found.curve == run_cell(trained, made.inputs([trained])).curve  # the head changes nothing of the training
+    # images
+    assert all(32 * each == pytest.approx(round(32 * each), abs=0.01) for each in found.heads)
+    # the head changes nothing of the training
+    assert found.curve == run_cell(trained, made.inputs([trained])).curve
 
 
 def test_a_consensus_head_takes_the_trials_of_the_classifier_in_its_place() -> None:
-    entries = {(entry.variant, entry.scenario, entry.cell.seed): entry.cell for entry in grid("consensus", plan())}
+    entries = {
+        (entry.variant, entry.scenario, entry.cell.seed): entry.cell
+        for entry in grid("consensus", plan())
+    }
     heads = {place: cell for place, cell in entries.items() if cell.head}
     assert len(heads) == len(entries) / 2
     for (name, *place), cell in heads.items():
-        assert entries[name.removesuffix(", consensus head"), *place] == msgspec.structs.replace(cell, head=UNSET)
+        assert entries[name.removesuffix(", consensus head"), *place] == msgspec.structs.replace(
+            cell, head=UNSET
+        )
 
 
 def test_what_goes_wrong_with_a_cell_is_told_and_not_stored(order: FedTFIOrder) -> None:
@@ -353,7 +421,9 @@ def test_what_goes_wrong_with_a_cell_is_told_and_not_stored(order: FedTFIOrder) 
 def test_a_table_has_ours_beside_the_papers_and_the_differences() -> None:
     entries = grid("table2", plan())
     found = {
-        entry.cell.key: finished(entry.cell, (0.8 if entry.variant == "FedTFI" else 0.7) + 0.01 * entry.cell.seed)
+        entry.cell.key: finished(
+            entry.cell, (0.8 if entry.variant == "FedTFI" else 0.7) + 0.01 * entry.cell.seed
+        )
         for entry in entries
     }
     written = report("table2", entries, found).markdown("")
@@ -363,11 +433,20 @@ def test_a_table_has_ours_beside_the_papers_and_the_differences() -> None:
 
 
 def test_a_grid_of_which_little_is_finished_is_compared_with_fedtfi_all_the_same() -> None:
-    """Its first scenario had FedTFI and one other only: who came first in the next was taken for the last."""
+    """Its first scenario had FedTFI and one other only:
+    who came first in the next was taken for the last.
+    """
     entries = grid("table2", plan())
     first = entries[0].scenario
-    some = [each for each in entries if each.scenario != first or each.variant in ("FedAvg, Deep-TEN", "FedTFI")]
-    found = {each.cell.key: finished(each.cell, 0.8 if each.variant == "FedTFI" else 0.7) for each in some}
+    some = [
+        each
+        for each in entries
+        if each.scenario != first or each.variant in ("FedAvg, Deep-TEN", "FedTFI")
+    ]
+    found = {
+        each.cell.key: finished(each.cell, 0.8 if each.variant == "FedTFI" else 0.7)
+        for each in some
+    }
     written = report("table2", entries, found).markdown("")
     assert ": FedTFI minus each of the others, points" in written
     assert "| FedNova, CU-NET | - | +10.0" in written
@@ -430,5 +509,15 @@ def test_without_a_gpu_nothing_begins_on_one(kth: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_says_what_is_left(kth: Path, tmp_path: Path, small: None) -> None:
-    told = research("fedtfi", "table4", "--data", f"kth={kth}", "--weights", "none", "--store", tmp_path, "--dry-run")
+    told = research(
+        "fedtfi",
+        "table4",
+        "--data",
+        f"kth={kth}",
+        "--weights",
+        "none",
+        "--store",
+        tmp_path,
+        "--dry-run",
+    )
     assert "0 of 10 cells finished" in told.stdout

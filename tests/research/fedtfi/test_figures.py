@@ -22,7 +22,10 @@ from trainer.training.seeding import generator
 
 pytestmark = pytest.mark.slow
 
-CLASSES = {"kth": ["corduroy", "cotton", "linen", "wool"], "steel": ["inclusion", "rolled-in_scale", "scratches"]}
+CLASSES = {
+    "kth": ["corduroy", "cotton", "linen", "wool"],
+    "steel": ["inclusion", "rolled-in_scale", "scratches"],
+}
 SOURCES = {"kth": ("pieces a, b", "pieces c, d"), "steel": ("NEU-CLS", "X-SDD")}
 FRAMEWORKS = {"FedAvg": 0.6, "FedNova": 0.65, "FedProx": 0.64, "Data Sharing": 0.7, "FedTFI": 0.8}
 HEADS = {"Deep-TEN": 0.7, "DEPNet": 0.72, "CLASSNet": 0.68, "MusTEN": 0.81}
@@ -36,13 +39,23 @@ def finished(data: str, accuracy: float, seed: int, partition: str = "sources") 
     rise = 1 - np.exp(-rounds / 3)
     reached = (0.25 + (accuracy - 0.25) * rise + random.normal(0, 0.02, ROUNDS)).clip(0, 1)
     losses = 1.4 - accuracy * rise + random.normal(0, 0.03, ROUNDS)
-    confusion = random.multinomial(30, [accuracy, *[(1 - accuracy) / (len(classes) - 1)] * (len(classes) - 1)])
+    confusion = random.multinomial(
+        30, [accuracy, *[(1 - accuracy) / (len(classes) - 1)] * (len(classes) - 1)]
+    )
     labels = [name for name in classes for _ in range(20)]
     sources = [SOURCES[data][number % 2] for number in range(len(labels))]
-    points = random.normal(0, 3, (len(labels), 2)) + np.repeat(np.arange(len(classes)) * 6, 20)[:, None]
+    points = (
+        random.normal(0, 3, (len(labels), 2)) + np.repeat(np.arange(len(classes)) * 6, 20)[:, None]
+    )
     cell = Cell(
         setting=Setting(
-            data=data, images="a" * 64, partition=partition, classes_per_node=1, nodes=8, samples=24, test_samples=30
+            data=data,
+            images="a" * 64,
+            partition=partition,
+            classes_per_node=1,
+            nodes=8,
+            samples=24,
+            test_samples=30,
         ),
         method="fedavg",
         options={},
@@ -59,25 +72,39 @@ def finished(data: str, accuracy: float, seed: int, partition: str = "sources") 
         cell=cell,
         classes=classes,
         curve=[
-            Point(round=int(at), accuracy=float(a), f1=float(a) - 0.02, auc=min(1.0, float(a) + 0.1), loss=float(loss))
+            Point(
+                round=int(at),
+                accuracy=float(a),
+                f1=float(a) - 0.02,
+                auc=min(1.0, float(a) + 0.1),
+                loss=float(loss),
+            )
             for at, a, loss in zip(rounds, reached, losses, strict=True)
         ],
         confusion=[np.roll(confusion, row).tolist() for row in range(len(classes))],
         nodes=[Node(name="plant-1", trained={}, tested=30, accuracy=accuracy, f1=accuracy)],
-        embedding=Embedding(sources=sources, labels=labels, points=[(float(x), float(y)) for x, y in points]),
+        embedding=Embedding(
+            sources=sources, labels=labels, points=[(float(x), float(y)) for x, y in points]
+        ),
         seconds=1.0,
         machine="test",
     )
 
 
 def panel(
-    variants: dict[str, float], data: str = "kth", scenario: str = FEATURE, seeds: Iterable[int] = (0, 1)
+    variants: dict[str, float],
+    data: str = "kth",
+    scenario: str = FEATURE,
+    seeds: Iterable[int] = (0, 1),
 ) -> Panel[Finished]:
     seeds = list(seeds)
     return Panel(
         data,
         scenario,
-        {name: {seed: finished(data, share, seed) for seed in seeds} for name, share in variants.items()},
+        {
+            name: {seed: finished(data, share, seed) for seed in seeds}
+            for name, share in variants.items()
+        },
         list(variants),
     )
 
@@ -91,7 +118,14 @@ def words(name: str, panels: list[Panel[Finished]], folder: Path) -> str:
 
 def test_fig6_shows_accuracy_and_loss_of_all_frameworks_over_rounds(tmp_path: Path) -> None:
     text = words("fig6", [panel(FRAMEWORKS), panel(FRAMEWORKS, "steel")], tmp_path)
-    for told in (*FRAMEWORKS, "accuracy %", "training loss", "round", "KTH-TIPS2 fabrics, feature skew", "NEU-CLS"):
+    for told in (
+        *FRAMEWORKS,
+        "accuracy %",
+        "training loss",
+        "round",
+        "KTH-TIPS2 fabrics, feature skew",
+        "NEU-CLS",
+    ):
         assert told in text
     assert " 70 " in text  # percent
     assert "standard deviation over seeds. KTH-TIPS2 fabrics: 2 seeds, 8 nodes" in text
@@ -117,7 +151,9 @@ def test_fig8_adds_the_seeds_and_gives_percentages_of_a_class(tmp_path: Path) ->
 def test_fig9_shows_features_by_source_and_by_class(tmp_path: Path) -> None:
     text = words("fig9", [panel({"with TEL": 0.8, "without TEL": 0.7}, seeds=[0])], tmp_path)
     assert text.index("with TEL") < text.index("without TEL")
-    assert all(told in text for told in ("by source", "by class", "pieces c, d", "linen", "mean nothing"))
+    assert all(
+        told in text for told in ("by source", "by class", "pieces c, d", "linen", "mean nothing")
+    )
 
 
 def test_fig10_keeps_frameworks_and_heads_apart_and_bars_bear_their_numbers(tmp_path: Path) -> None:
@@ -137,11 +173,21 @@ def test_what_is_not_finished_leaves_its_place_empty_and_is_named(tmp_path: Path
 
 def test_a_table_has_no_figure() -> None:
     each = finished("kth", 0.8, 0)
-    assert report("table2", [Entry("FedTFI", "kth", FEATURE, each.cell)], {each.key: each}).draw is None
+    assert (
+        report("table2", [Entry("FedTFI", "kth", FEATURE, each.cell)], {each.key: each}).draw
+        is None
+    )
 
 
-def test_what_patches_tell_stands_against_accuracy_with_each_way_of_protection(tmp_path: Path) -> None:
-    ways = [Protection(), *(Protection(noise=noise) for noise in (0.1, 3)), Protection(levels=4), Protection(mix=8)]
+def test_what_patches_tell_stands_against_accuracy_with_each_way_of_protection(
+    tmp_path: Path,
+) -> None:
+    ways = [
+        Protection(),
+        *(Protection(noise=noise) for noise in (0.1, 3)),
+        Protection(levels=4),
+        Protection(mix=8),
+    ]
     told = {"class": 0.6, "most frequent class": 0.3, "plant": 0.8, "found": 0.9, "linked": 0.7}
     some = [
         Leak(
@@ -158,7 +204,9 @@ def test_what_patches_tell_stands_against_accuracy_with_each_way_of_protection(t
         for seed in range(2)
     ]
     text = " ".join(
-        re.findall(r"<text[^>]*>([^<]*)</text>", patch_figure.draw(some, tmp_path / "leak.svg").read_text())
+        re.findall(
+            r"<text[^>]*>([^<]*)</text>", patch_figure.draw(some, tmp_path / "leak.svg").read_text()
+        )
     )
     for expected in (
         "as they are",

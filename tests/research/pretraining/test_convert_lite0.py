@@ -1,4 +1,6 @@
-"""The conversion of a published state dict; test_efficientnet_lite.py has the digest of what came of it."""
+"""The conversion of a published state dict;
+test_efficientnet_lite.py has the digest of what came of it.
+"""
 
 from pathlib import Path
 

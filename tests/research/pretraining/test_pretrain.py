@@ -18,7 +18,11 @@ FILE = "surface_mobilenet_v2.safetensors"
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
-    flags = [text for name, value in PLAN._asdict().items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [
+        text
+        for name, value in PLAN._asdict().items()
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
     command = [sys.executable, "-m", "research.pretraining.pretrain", str(folder), *flags]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -50,7 +54,9 @@ def test_the_share_of_defects_is_as_planned(share: float) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_ends_with_the_bytes_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_killed_and_started_again_it_ends_with_the_bytes_of_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
     whole = start(tmp_path / "whole")
     cut = start(tmp_path / "cut")
     assert cut.stdout is not None

@@ -16,7 +16,9 @@ def images(seed: int, kind: int, key: int = 0) -> np.ndarray:
 
 
 def spectrum(patterns: np.ndarray) -> np.ndarray:
-    """Mean power by direction and scale [64], of patterns [n, S, S]: what a texture is, wherever its details lie."""
+    """Mean power by direction and scale [64], of patterns [n, S, S]: what a texture is,
+    wherever its details lie.
+    """
     power = np.abs(np.fft.rfft2(patterns - patterns.mean((1, 2), keepdims=True))).mean(0)
     coarse = power[: SIZE // 2, : SIZE // 2].reshape(8, 4, 8, 4).mean((1, 3)).ravel()
     return np.asarray(np.log(coarse + 1e-3))

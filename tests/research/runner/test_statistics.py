@@ -62,7 +62,9 @@ def test_ranks_count_from_the_highest_and_ties_share_theirs() -> None:
         "c": {("s", 0): 0.1, ("s", 1): 0.2, ("t", 0): 0.2},
     }
     ranks = statistics.mean_ranks(values)
-    assert ranks.mean == pytest.approx({"a": (1 + 1.5 + 3) / 3, "b": (2 + 1.5 + 1) / 3, "c": (3 + 3 + 2) / 3})
+    assert ranks.mean == pytest.approx(
+        {"a": (1 + 1.5 + 3) / 3, "b": (2 + 1.5 + 1) / 3, "c": (3 + 3 + 2) / 3}
+    )
     assert (ranks.blocks, ranks.left_out) == (3, 0)
 
 
@@ -79,7 +81,8 @@ def test_methods_without_a_common_block_have_no_ranks() -> None:
 
 
 def test_a_slope_has_the_interval_of_least_squares() -> None:
-    # Residuals of the line 1 + 2x: +0.1, -0.2, +0.1; s^2 = 0.06, sum of squares of x = 2; t(1) = 12.706.
+    # Residuals of the line 1 + 2x: +0.1, -0.2, +0.1; s^2 = 0.06, sum of squares of x = 2; t(1) =
+    # 12.706.
     line = statistics.regress([0.0, 1.0, 2.0], [1.1, 2.8, 5.1])
     assert line is not None
     assert (line.slope, line.intercept) == (pytest.approx(2.0), pytest.approx(1.0))

@@ -25,7 +25,9 @@ def finished(seed: int, seconds: float = 1.0) -> Finished:
         seed=seed,
         torch="2.13.0",
     )
-    node = NodeResult(name="a", trained={"x": 5}, tested=9, accuracy=0.5, f1=0.5, history={"L_C": [0.1, None]})
+    node = NodeResult(
+        name="a", trained={"x": 5}, tested=9, accuracy=0.5, f1=0.5, history={"L_C": [0.1, None]}
+    )
     return Finished(key=cell.key, cell=cell, nodes=[node], seconds=seconds, machine="here")
 
 
@@ -92,7 +94,9 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 def test_git_merges_what_two_machines_have_added(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
 
     git("init", "-b", "main")
     store(tmp_path).add(finished(0))

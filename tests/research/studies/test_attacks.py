@@ -1,4 +1,7 @@
-"""Attacks on federations: liars that know the rule. What other attacks do to it: test_robust_rules.py."""
+"""Attacks on federations: liars that know the rule.
+
+What other attacks do to it: test_robust_rules.py.
+"""
 
 import numpy as np
 import pytest
@@ -13,13 +16,27 @@ from trainer.training.participant import Contributed
 
 
 @pytest.mark.parametrize("liars", [1, 2])
-def test_liars_within_the_limits_are_just_not_limited_and_work_against_the_honest_nodes(liars: int) -> None:
+def test_liars_within_the_limits_are_just_not_limited_and_work_against_the_honest_nodes(
+    liars: int,
+) -> None:
     trial = Trial(
-        method="fedavg", pool="", nodes=5, liars=liars, attack="within limits", rule="clipped_mean", seed=0, rounds=2,
+        method="fedavg",
+        pool="",
+        nodes=5,
+        liars=liars,
+        attack="within limits",
+        rule="clipped_mean",
+        seed=0,
+        rounds=2,
         samples=6,
-    )  # fmt: skip
+    )
     request = Request(
-        "fedavg", model="small", size=16, rounds=2, training={"local_epochs": 1}, aggregate="clipped_mean"
+        "fedavg",
+        model="small",
+        size=16,
+        rounds=2,
+        training={"local_epochs": 1},
+        aggregate="clipped_mean",
     )
     spec, broadcast = draft(request, federation="attacked", classes=CLASSES, nodes=5)
     images = shares(5)
@@ -44,5 +61,9 @@ def test_liars_within_the_limits_are_just_not_limited_and_work_against_the_hones
             assert min(counted[node].shares.values()) > 0.999
             told, received = there[node]
             for name, value in told.tensors.items():
-                honest = sum(told.tensors[name] - received[name] for n, (told, _) in there.items() if n not in false)
+                honest = sum(
+                    told.tensors[name] - received[name]
+                    for n, (told, _) in there.items()
+                    if n not in false
+                )
                 assert float(np.sum(honest * (value - received[name]))) < 0

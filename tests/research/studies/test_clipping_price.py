@@ -9,7 +9,9 @@ from trainer.data.folder_scan import Entry
 
 
 def test_of_a_plants_images_those_are_kept_that_take_all_classes_in_turn() -> None:
-    entries = tuple(Entry(Path(f"{name}{k}"), name, f"{name}{k}") for name in "abc" for k in range(4))
+    entries = tuple(
+        Entry(Path(f"{name}{k}"), name, f"{name}{k}") for name in "abc" for k in range(4)
+    )
     for count, each in ((3, [1, 1, 1]), (5, [2, 2, 1]), (12, [4, 4, 4])):
         kept = Counter(entry.class_name for entry in first(Catalogue(entries), count).entries)
         assert [kept[name] for name in "abc"] == each

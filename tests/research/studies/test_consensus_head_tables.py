@@ -9,8 +9,12 @@ from research.studies.consensus_head import LeftOut, Plant, Result, Trial
 from research.studies.consensus_head_tables import CORRECTIONS, encoders
 
 
-def plant(answers: Sequence[int], labels: Sequence[int], others: int = 1, own: float = 0.5) -> Plant:
-    """A plant of three classes whose left-out images get these answers; others have so many images of each class."""
+def plant(
+    answers: Sequence[int], labels: Sequence[int], others: int = 1, own: float = 0.5
+) -> Plant:
+    """A plant of three classes whose left-out images get these answers;
+    others have so many images of each class.
+    """
     return Plant(
         trained={},
         tested=60,
@@ -33,9 +37,11 @@ ONE, ALL_RIGHT = plant([0, 1, 1, 2], [0, 0, 1, 1]), plant([0] * 6, [0] * 6)
     [
         ("plain", 0.5, 0.5),
         ("two thirds of errors", 2 / 3, 2 / 3),
-        ("fewer errors", 1 - (2 / 3 + 2 / 3) / 4, 1 - (2 / 3 + 2 / 3) / 4),  # of three images of each class
+        # of three images of each class
+        ("fewer errors", 1 - (2 / 3 + 2 / 3) / 4, 1 - (2 / 3 + 2 / 3) / 4),
         ("half an image", 1 - 2 / 4.5, 1 - 2 / 4.5),
-        ("shrunk, 10 images", (4 * 0.5 + 10 * 0.8) / 14, (4 * 0.5 + 10 * 0.8) / 14),  # 8 of the ten images are right
+        # 8 of the ten images are right
+        ("shrunk, 10 images", (4 * 0.5 + 10 * 0.8) / 14, (4 * 0.5 + 10 * 0.8) / 14),
     ],
 )
 def test_corrections_of_a_forecast(name: str, own: float, among_all: float) -> None:
@@ -52,15 +58,23 @@ def test_own_classes_are_the_only_candidates_of_own_accuracy() -> None:
 def test_the_encoder_with_the_least_loss_is_chosen_and_judged_by_what_it_reaches() -> None:
     def result(encoder: str, seed: int, wrong: Sequence[int], own: float) -> Result:
         trial = Trial(
-            dataset="neu", pool="report", partition="disjoint", classes=2, samples=4, seed=seed, encoder=encoder
+            dataset="neu",
+            pool="report",
+            partition="disjoint",
+            classes=2,
+            samples=4,
+            seed=seed,
+            encoder=encoder,
         )
         return Result(trial=trial, plants=[plant(wrong, [0, 0, 1, 1], own=own)])
 
     good, bad = [0, 0, 1, 1], [1, 1, 0, 0]
     results = [
-        result("a", 0, good, 0.9), result("b", 0, bad, 0.8),  # the choice is right
-        result("a", 1, good, 0.7), result("b", 1, bad, 0.8),  # and here ten points are lost
-    ]  # fmt: skip
+        result("a", 0, good, 0.9),
+        result("b", 0, bad, 0.8),  # the choice is right
+        result("a", 1, good, 0.7),
+        result("b", 1, bad, 0.8),  # and here ten points are lost
+    ]
     rows = {row[0]: row[1] for row in encoders(results, "both").rows}
     assert rows["cross-entropy"] == "1 of 2, 5.0"
     assert rows["always b"] == "1 of 2, 5.0"

@@ -43,7 +43,9 @@ def test_patches_of_any_label_are_the_banks_own(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_drawn_patches_have_each_channels_mean_and_deviation(seed: int) -> None:
-    honest, spoilt = (each["bank.patches"][:FILLED] for each in (full(seed), spoil("drawn", full(seed))))
+    honest, spoilt = (
+        each["bank.patches"][:FILLED] for each in (full(seed), spoil("drawn", full(seed)))
+    )
     deviation = honest.std((0, 2, 3))
     assert np.abs((spoilt - honest).mean((0, 2, 3)) / deviation).max() < 0.15
     assert np.allclose(spoilt.std((0, 2, 3)), deviation, rtol=0.1)

@@ -8,7 +8,10 @@ from tests.support.drawn_features import draw_plant
 
 def test_a_camera_is_its_plants_own_and_the_same_whenever_it_is_drawn():
     image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    taken = [draw_camera(seed, node).shoot(image) for seed, node in ((0, "a"), (0, "a"), (0, "b"), (1, "a"))]
+    taken = [
+        draw_camera(seed, node).shoot(image)
+        for seed, node in ((0, "a"), (0, "a"), (0, "b"), (1, "a"))
+    ]
     assert np.array_equal(taken[0], taken[1])
     assert all(np.abs(taken[0].astype(int) - other).mean() > 2 for other in taken[2:])
     assert taken[0].dtype == np.uint8

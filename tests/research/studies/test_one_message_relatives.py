@@ -20,7 +20,9 @@ from trainer.statistics.sums import VIEWS
 
 CLASSES, DIMENSIONS = 4, 30  # of these classes nobody has the last
 PLANTS = draw_plants(0, [[4, 3, 0, 0], [0, 5, 1, 0], [2, 0, 4, 0]], DIMENSIONS)
-LATER = np.concatenate([plant.features[:, 0] for plant in draw_plants(0, [[20, 20, 20, 0]], DIMENSIONS)])
+LATER = np.concatenate(
+    [plant.features[:, 0] for plant in draw_plants(0, [[20, 20, 20, 0]], DIMENSIONS)]
+)
 LABELS = np.repeat(np.arange(3), 20)
 
 
@@ -30,7 +32,9 @@ def pool(plants: list[Plant]) -> Plant:
 
 
 def federation(plants: list[Plant]) -> Federation:
-    return Federation.of([Features(plant.features, plant.labels, {}) for plant in plants], CLASSES, seed=0)
+    return Federation.of(
+        [Features(plant.features, plant.labels, {}) for plant in plants], CLASSES, seed=0
+    )
 
 
 def only(heads: list[Logits]) -> np.ndarray:
@@ -44,7 +48,9 @@ def test_afl_is_ridge_regression_on_the_pooled_images():
     views, labels = pool(PLANTS)
     ridge = Ridge(alpha=0.1 * VIEWS, fit_intercept=False)  # of each view, where ours is of an image
     ridge.fit(views.reshape(-1, DIMENSIONS), np.eye(CLASSES)[np.repeat(labels, VIEWS)])
-    assert np.allclose(only(afl(federation(PLANTS), ridge=0.1))[:, :3], ridge.predict(LATER)[:, :3], atol=1e-3)
+    assert np.allclose(
+        only(afl(federation(PLANTS), ridge=0.1))[:, :3], ridge.predict(LATER)[:, :3], atol=1e-3
+    )
 
 
 def test_fedncm_is_the_cosine_with_the_pooled_means():
@@ -64,7 +70,9 @@ def test_how_images_are_shared_among_plants_makes_no_difference(name):
 def test_fedcgs_scatters_about_common_means():
     images = pool(PLANTS)
     assert not np.allclose(
-        only(fedcgs(federation(PLANTS))), only(METHODS["pooled means"].heads(federation(PLANTS))), atol=1e-2
+        only(fedcgs(federation(PLANTS))),
+        only(METHODS["pooled means"].heads(federation(PLANTS))),
+        atol=1e-2,
     )
     alone = federation([images])
     assert np.allclose(only(fedcgs(alone)), only(METHODS["pooled means"].heads(alone)))
@@ -72,7 +80,8 @@ def test_fedcgs_scatters_about_common_means():
 
 def test_fedpft_learns_from_draws_of_each_plants_gaussians():
     first, again, other = (
-        only(fedpft(federation(PLANTS)._replace(seed=seed), inverse_penalty=100.0)) for seed in (0, 0, 1)
+        only(fedpft(federation(PLANTS)._replace(seed=seed), inverse_penalty=100.0))
+        for seed in (0, 0, 1)
     )
     assert np.array_equal(first, again)
     assert not np.allclose(first[:, :3], other[:, :3])
@@ -81,15 +90,25 @@ def test_fedpft_learns_from_draws_of_each_plants_gaussians():
 def test_fedpfts_gaussians_have_their_images_means_and_widths():
     """Without any width the draws are the means; with it they scatter."""
     narrow = [
-        plant._replace(features=np.stack([plant.features[plant.labels == c].mean((0, 1)) for c in plant.labels]))
+        plant._replace(
+            features=np.stack(
+                [plant.features[plant.labels == c].mean((0, 1)) for c in plant.labels]
+            )
+        )
         for plant in PLANTS
     ]
-    narrow = [plant._replace(features=np.repeat(plant.features[:, None], VIEWS, 1)) for plant in narrow]
+    narrow = [
+        plant._replace(features=np.repeat(plant.features[:, None], VIEWS, 1)) for plant in narrow
+    ]
     views, labels = pool(narrow)
-    model = LogisticRegression(C=100.0, max_iter=1000).fit(views.reshape(-1, DIMENSIONS), np.repeat(labels, VIEWS))
+    model = LogisticRegression(C=100.0, max_iter=1000).fit(
+        views.reshape(-1, DIMENSIONS), np.repeat(labels, VIEWS)
+    )
     learned = only(fedpft(federation(narrow), inverse_penalty=100.0))[:, :3]
     assert np.allclose(learned, model.predict_log_proba(LATER), atol=1e-2)
-    assert not np.allclose(learned, only(fedpft(federation(PLANTS), inverse_penalty=100.0))[:, :3], atol=0.1)
+    assert not np.allclose(
+        learned, only(fedpft(federation(PLANTS), inverse_penalty=100.0))[:, :3], atol=0.1
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -106,12 +125,25 @@ def test_a_plant_sends_what_a_method_needs_of_it():
     assert sent["FedNCM"] == 3 * 1281
     assert sent["FedPFT"] == 3 * 2561
     assert sent["AFL"] == 6 * 1280 + 1280 * 1281 // 2
-    assert sent["FedNCM"] < sent["FedPFT"] < sent["AFL"] < sent["FedCGS"] < sent["gaussian"] == sent["pooled means"]
+    assert (
+        sent["FedNCM"]
+        < sent["FedPFT"]
+        < sent["AFL"]
+        < sent["FedCGS"]
+        < sent["gaussian"]
+        == sent["pooled means"]
+    )
 
 
 def outcome(samples: int, seed: int, base: float, other: float) -> Outcome:
     trial = Trial(
-        dataset="neu", pool="report", partition="disjoint", classes=3, samples=samples, seed=seed, encoder="imagenet"
+        dataset="neu",
+        pool="report",
+        partition="disjoint",
+        classes=3,
+        samples=samples,
+        seed=seed,
+        encoder="imagenet",
     )
     return Outcome(
         trial=trial,
@@ -124,7 +156,14 @@ def outcome(samples: int, seed: int, base: float, other: float) -> Outcome:
 def test_differences_have_settings_as_blocks():
     """The settings' differences are 10 and 20, though seeds' are 0 to 30."""
     found = list(
-        rows([outcome(3, 0, 0.6, 0.6), outcome(3, 1, 0.8, 0.6), outcome(5, 0, 0.7, 0.6), outcome(5, 1, 0.9, 0.6)])
+        rows(
+            [
+                outcome(3, 0, 0.6, 0.6),
+                outcome(3, 1, 0.8, 0.6),
+                outcome(5, 0, 0.7, 0.6),
+                outcome(5, 1, 0.9, 0.6),
+            ]
+        )
     )
     assert found == [
         ["gaussian", "75.0", "75.0", "", "", "3.000"],

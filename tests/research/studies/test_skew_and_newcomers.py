@@ -17,7 +17,10 @@ def labelled(labels: list[int]) -> LabelledImages:
 
 
 def test_members_lack_an_arriving_class_and_the_newcomer_has_it():
-    member, newcomer = (Images(labelled(train), labelled(test)) for train, test in (([0, 1, 1], [0, 1]), ([1], [1, 1])))
+    member, newcomer = (
+        Images(labelled(train), labelled(test))
+        for train, test in (([0, 1, 1], [0, 1]), ([1], [1, 1]))
+    )
     plants = Plants(["a", "b"], {"plant-1": member}, newcomer, arriving=1).without_arriving()
     assert plants.newcomer is newcomer
     assert [part.labels.tolist() for part in plants.members["plant-1"]] == [[0], [0]]
@@ -32,8 +35,14 @@ class Scores(Judge):
 
 
 def test_own_classes_alone_are_candidates_for_own_images_and_all_classes_for_everyones():
-    judge, model = Scores(Network("small", 3)), {"logits": torch.tensor([[1.0, 0, 2], [0, 1, 0], [0, 0, 1]])}
-    first, second = Images(labelled([0, 1]), labelled([0, 1])), Images(labelled([1, 2]), labelled([1, 2]))
+    judge, model = (
+        Scores(Network("small", 3)),
+        {"logits": torch.tensor([[1.0, 0, 2], [0, 1, 0], [0, 0, 1]])},
+    )
+    first, second = (
+        Images(labelled([0, 1]), labelled([0, 1])),
+        Images(labelled([1, 2]), labelled([1, 2])),
+    )
     assert judge.own(model, first).tolist() == [True, True]
     assert judge.all(model, [first, second]) == 3 / 4
     assert len(held_out(first).labels) == 2

@@ -1,4 +1,6 @@
-"""Relatives that train: where their trials are run, with which cells they stand, how seeds become an entry."""
+"""Relatives that train: where their trials are run, with which cells they stand,
+how seeds become an entry.
+"""
 
 import msgspec
 
@@ -15,7 +17,11 @@ def place(dataset: str, **fields: object) -> Setting:
 
 def test_relatives_have_as_many_trials_as_the_others_in_the_same_places() -> None:
     places = [place("NEU-CLS", pool="tuning"), place("X-SDD", partition="dirichlet", pool="tuning")]
-    others = [finished(method, 0.5, setting=each).cell for each in places for method in ("fedavg", "fedper")]
+    others = [
+        finished(method, 0.5, setting=each).cell
+        for each in places
+        for method in ("fedavg", "fedper")
+    ]
     made = list_trials(others)
     assert set(RELATIVES) <= set(METHODS)
     assert len({cell.key for cell in made}) == len(made) == 2 * TRIALS * len(RELATIVES)
@@ -45,7 +51,19 @@ def test_an_entry_is_mean_and_deviation_over_seeds_and_says_how_many() -> None:
         for seed in range(3)
     ]
     table = tabulate(runs[:-1])
-    assert table.columns == ["method", "rounds", "NEU-CLS, own", "NEU-CLS, all", "X-SDD, own", "X-SDD, all"]
+    assert table.columns == [
+        "method",
+        "rounds",
+        "NEU-CLS, own",
+        "NEU-CLS, all",
+        "X-SDD, own",
+        "X-SDD, all",
+    ]
     assert [row[0] for row in table.rows] == ["No-FL", "pFedFDA"]
-    assert table.rows[0][2:] == ["70.0 ± 10.0 [3]", "50.0 ± 0.0 [3]", "65.0 ± 7.1 [2]", "50.0 ± 0.0 [2]"]
+    assert table.rows[0][2:] == [
+        "70.0 ± 10.0 [3]",
+        "50.0 ± 0.0 [3]",
+        "65.0 ± 7.1 [2]",
+        "50.0 ± 0.0 [2]",
+    ]
     assert table.rows[1][2] == "80.0 ± 10.0 [3]"

@@ -1,4 +1,6 @@
-"""`python -m tests.support.chaos`: a federation under fire, compared byte for byte with the same one in peace."""
+"""`python -m tests.support.chaos`: a federation under fire,
+compared byte for byte with the same one in peace.
+"""
 
 import argparse
 import shutil
@@ -20,16 +22,28 @@ def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves nothing running
     federation = Federation(
-        given.rounds, given.nodes, given.seed, given.method, given.head, given.codec,
-        given.kits or given.secure_aggregation, given.secure_aggregation,
-    )  # fmt: skip
+        given.rounds,
+        given.nodes,
+        given.seed,
+        given.method,
+        given.head,
+        given.codec,
+        given.kits or given.secure_aggregation,
+        given.secure_aggregation,
+    )
     folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     plants = prepare(federation, folder / "images")
     expected = verification.simulated(federation, plants)
     quiet = ChaosRun(federation, plants, folder / "quiet", chunk=given.chunk_size).run()
-    print(f"in peace: {federation.rounds} rounds of {federation.nodes} processes in {quiet.seconds:.0f} s", flush=True)
+    print(
+        f"in peace: {federation.rounds} rounds of {federation.nodes} processes in "
+        f"{quiet.seconds:.0f} s",
+        flush=True,
+    )
     failed = verification.complaints(folder / "quiet", federation, expected)
-    strikes = schedule.draw(given.seed, given.kills, given.rounds, federation.names, is_masked=given.secure_aggregation)
+    strikes = schedule.draw(
+        given.seed, given.kills, given.rounds, federation.names, is_masked=given.secure_aggregation
+    )
     copies = schedule.draw_copies(given.seed, given.copies, given.rounds, federation.names)
     strikes = sorted([*strikes, *copies], key=lambda strike: strike.round)
     started = time.monotonic()
@@ -53,7 +67,10 @@ def main() -> int:
     if failed:
         print(f"seed {given.seed}; everything is kept in {folder}")
     else:
-        print("global encoder and all personal models are the same, byte for byte; no round lost, none trained twice")
+        print(
+            "global encoder and all personal models are the same, byte for byte; no round lost, "
+            "none trained twice"
+        )
         shutil.rmtree(folder)
     return 1 if failed else 0
 
@@ -64,19 +81,36 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--copies", type=int, default=0, help="of state folders: this many twins, and as many restores")
+    parser.add_argument(
+        "--copies",
+        type=int,
+        default=0,
+        help="of state folders: this many twins, and as many restores",
+    )
     parser.add_argument("--method", default="afedcl")
     parser.add_argument("--head", choices=get_args(Head), default="trained")
     parser.add_argument("--codec", choices=get_args(Codec), default="none")
-    parser.add_argument("--chunk-size", type=int, default=16, help="KiB; a contribution has about 240")
-    parser.add_argument("--kits", action="store_true", help="messages are signed and encrypted, over TLS")
-    parser.add_argument("--secure-aggregation", action="store_true", help="contributions are masked; with --kits")
-    parser.add_argument("--storm", action="store_true", help="a proxy drops, doubles, delays and cuts all the while")
-    parser.add_argument("--no-persistence", dest="persistence", action="store_false", help="the broker forgets all")
+    parser.add_argument(
+        "--chunk-size", type=int, default=16, help="KiB; a contribution has about 240"
+    )
+    parser.add_argument(
+        "--kits", action="store_true", help="messages are signed and encrypted, over TLS"
+    )
+    parser.add_argument(
+        "--secure-aggregation", action="store_true", help="contributions are masked; with --kits"
+    )
+    parser.add_argument(
+        "--storm", action="store_true", help="a proxy drops, doubles, delays and cuts all the while"
+    )
+    parser.add_argument(
+        "--no-persistence", dest="persistence", action="store_false", help="the broker forgets all"
+    )
     parser.add_argument("--folder", type=Path, help="must not hold anything yet")
     given = parser.parse_args()
     if given.secure_aggregation and given.copies:
-        parser.error("nodes do not go back with a restored coordinator where contributions are masked")
+        parser.error(
+            "nodes do not go back with a restored coordinator where contributions are masked"
+        )
     if (given.kits or given.secure_aggregation) and given.storm:
         parser.error("the proxy of --storm sees no packets in the TLS of --kits")
     return given
@@ -84,7 +118,10 @@ def _arguments() -> argparse.Namespace:
 
 def _tell(folder: Path, federation: Federation, outcome: Outcome) -> None:
     midway = sum(kill.midway for kill in outcome.kills)
-    print(f"\n{len(outcome.kills)} kills in {federation.rounds} rounds, {outcome.seconds:.0f} s;", end=" ")
+    print(
+        f"\n{len(outcome.kills)} kills in {federation.rounds} rounds, {outcome.seconds:.0f} s;",
+        end=" ",
+    )
     print(f"{midway} of them while a blob was under way")
     print(*(f"{what}: {count}" for what, count in outcome.weather.items()), sep=", ")
     print("\n".join(verification.histogram(folder, outcome)))

@@ -10,9 +10,18 @@ from tests.support.forked_process import CONTEXT
 
 
 class EdgeNode:
-    """An `edge-node` process under a name, started again and again; `ended` is its exit code when it is not running."""
+    """An `edge-node` process under a name, started again and again;
+    `ended` is its exit code when it is not running.
+    """
 
-    def __init__(self, folder: Path, name: str, arguments: Sequence[object], passphrase: str = "", chunk: int = 256):
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        arguments: Sequence[object],
+        passphrase: str = "",
+        chunk: int = 256,
+    ):
         self.name, self._folder, self._arguments = name, folder, [str(each) for each in arguments]
         self._passphrase, self._chunk = passphrase, chunk
         self._process: Any = None

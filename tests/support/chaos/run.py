@@ -1,4 +1,6 @@
-"""Run of one federation under kills: starts all, kills by schedule, starts the dead again, until all have ended."""
+"""Run of one federation under kills: starts all, kills by schedule, starts the dead again,
+until all have ended.
+"""
 
 import random
 import shutil
@@ -27,7 +29,8 @@ _IMAGES = 10  # of each class
 _AGAIN_AT_EVERY_START = ("resumed", "training")  # steps that are no progress by themselves
 _LOOK = 0.02  # seconds between two looks at clock and traces
 _GOES_BACK = 2  # rounds by which nodes go back with their coordinator, at most
-_RESTORES: tuple[tracing.When, str] = ("after", "opened")  # the step after which a backup takes its folder's place
+# the step after which a backup takes its folder's place
+_RESTORES: tuple[tracing.When, str] = ("after", "opened")
 # What admits members alone, over TLS, of the configuration that `provision` writes.
 _TLS = """
 cafile {folder}/ca.pem
@@ -113,7 +116,12 @@ class StuckError(Exception):
 def prepare(federation: Federation, folder: Path) -> dict[str, Path]:
     """Draw each node's images, of all or of all but one class."""
     return {
-        name: draw(folder / name, _IMAGES, number, CLASSES if number % 2 else CLASSES[number // 2 % 2 :][:2])
+        name: draw(
+            folder / name,
+            _IMAGES,
+            number,
+            CLASSES if number % 2 else CLASSES[number // 2 % 2 :][:2],
+        )
         for number, name in enumerate(federation.names)
     }
 
@@ -148,35 +156,73 @@ class ChaosRun:
         keys = folder / "keys"
         tls = _TLS.format(folder=keys / "broker") if federation.has_kits else ""
         self._broker = Mosquitto(folder / "broker", persistence=persistence, more=tls)
-        self._storm = UnreliableProxy(self._broker.port, weather, federation.seed) if weather else None
+        self._storm = (
+            UnreliableProxy(self._broker.port, weather, federation.seed) if weather else None
+        )
         reached: dict[str, list[object]]
         if federation.has_kits:
             members = make(keys, "default", federation.names, port=self._broker.port)
-            reached = {name: ["--kit", keys / "kits" / f"{name}.kit"] for name in (COORDINATOR, *plants)}
+            reached = {
+                name: ["--kit", keys / "kits" / f"{name}.kit"] for name in (COORDINATOR, *plants)
+            }
             passphrases = {name: members.passphrase(name) for name in reached}
         else:
             url = (self._storm or self._broker).url
             reached, passphrases = {name: [url] for name in (COORDINATOR, *plants)}, {}
         self._processes = {
             COORDINATOR: EdgeNode(
-                folder, COORDINATOR,
-                ["coordinate", *reached[COORDINATOR], "--classes", ",".join(CLASSES), "--nodes",
-                 federation.nodes, "--model", federation.model, "--weights", "none", "--size",
-                 federation.size, "--rounds", federation.rounds_of_training, "--head", federation.head, "--codec",
-                 federation.codec, "--seed", federation.seed, "--method", federation.method, "--training",
-                 "local_epochs=1", "--state", folder / COORDINATOR,
-                 *(f"--option={name}={value}" for name, value in federation.options.items()),
-                 *(["--secure-aggregation"] if federation.is_masked else [])],
+                folder,
+                COORDINATOR,
+                [
+                    "coordinate",
+                    *reached[COORDINATOR],
+                    "--classes",
+                    ",".join(CLASSES),
+                    "--nodes",
+                    federation.nodes,
+                    "--model",
+                    federation.model,
+                    "--weights",
+                    "none",
+                    "--size",
+                    federation.size,
+                    "--rounds",
+                    federation.rounds_of_training,
+                    "--head",
+                    federation.head,
+                    "--codec",
+                    federation.codec,
+                    "--seed",
+                    federation.seed,
+                    "--method",
+                    federation.method,
+                    "--training",
+                    "local_epochs=1",
+                    "--state",
+                    folder / COORDINATOR,
+                    *(f"--option={name}={value}" for name, value in federation.options.items()),
+                    *(["--secure-aggregation"] if federation.is_masked else []),
+                ],
                 passphrases.get(COORDINATOR, ""),
                 chunk,
             )
-        }  # fmt: skip
+        }
         for name, images in plants.items():
             self._processes[name] = EdgeNode(
-                folder, name,
-                ["join", *reached[name], "--name", name, "--data", images, "--state", folder / name],
+                folder,
+                name,
+                [
+                    "join",
+                    *reached[name],
+                    "--name",
+                    name,
+                    "--data",
+                    images,
+                    "--state",
+                    folder / name,
+                ],
                 passphrases.get(name, ""),
-            )  # fmt: skip
+            )
         self._down: dict[str, float] = {}  # when those that are dead are to be started
         self._finished: set[str] = set()
         self._kills: list[Kill] = []
@@ -185,11 +231,13 @@ class ChaosRun:
         self._twin: EdgeNode | None = None  # that runs now
         self._twin_until = 0.0
         self._backup = folder / "backup-of-coordinator"  # waits to be restored
-        self._backup_round = self._gone_back = 0  # rounds: of the backup; that are opened again, all together
+        # rounds: of the backup; that are opened again, all together
+        self._backup_round = self._gone_back = 0
         self._again: int | None = None
         self._moved = self._struck = time.monotonic()
         self._bytes = self._durable = 0  # of all traces: bytes, and durable steps in them
-        self._armed: defaultdict[str, set[Path]] = defaultdict(set)  # faults that wait for their victim's step
+        # faults that wait for their victim's step
+        self._armed: defaultdict[str, set[Path]] = defaultdict(set)
         self._round = 0  # that is open; 0 while gathering, one more than there are after the last
 
     def run(self) -> Outcome:
@@ -214,7 +262,9 @@ class ChaosRun:
                 self._strike()
                 self._watch()
         weather = dict(self._storm.counts) if self._storm else {}
-        return Outcome(self._kills, self._exits, self._twins, self._again, time.monotonic() - started, weather)
+        return Outcome(
+            self._kills, self._exits, self._twins, self._again, time.monotonic() - started, weather
+        )
 
     def _kill_all(self) -> None:
         for process in (*self._running(), *([self._twin] if self._twin else [])):
@@ -238,17 +288,25 @@ class ChaosRun:
             if process.ended == 0:
                 self._finished.add(process.name)
             elif process.ended == -signal.SIGKILL:
-                self._armed[process.name] = {fault for fault in self._armed[process.name] if fault.exists()}
+                self._armed[process.name] = {
+                    fault for fault in self._armed[process.name] if fault.exists()
+                }
                 last = tracing.read(self._folder, process.name)[-1]
-                self._killed(process.name, self._chance.expovariate(4), f"{last.when} {last.kind}", last.time)
+                self._killed(
+                    process.name, self._chance.expovariate(4), f"{last.when} {last.kind}", last.time
+                )
                 if process.name == COORDINATOR and self._backup.exists():
                     self._restore()
             else:
-                self._exits.append(Exit(process.name, process.ended, self._last_words(process.name)))
+                self._exits.append(
+                    Exit(process.name, process.ended, self._last_words(process.name))
+                )
                 self._down[process.name] = time.monotonic() + _AGAIN
 
     def _last_words(self, name: str) -> str:
-        return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:])
+        return "\n".join(
+            (self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:]
+        )
 
     def _revive(self) -> None:
         for name, when in list(self._down.items()):
@@ -257,16 +315,26 @@ class ChaosRun:
                 del self._down[name]
 
     def _strike(self) -> None:
-        """Do what is due. Whoever is dead already is waited for; in place of one who has finished another is taken."""
+        """Do what is due.
+
+        Whoever is dead already is waited for; in place of one who has finished another is taken.
+        """
         while self._strikes and not self._twin and not self._backup.exists():
             strike, now = self._strikes[0], time.monotonic()
             early = strike.round == self._round and (
                 now < self._struck + strike.wait or (strike.midway and not self._midway())
             )
             early = early or (strike.deed == "twin" and not self._originals())
-            early = early or (strike.deed == "backup" and any(each.exists() for each in self._armed[COORDINATOR]))
+            early = early or (
+                strike.deed == "backup" and any(each.exists() for each in self._armed[COORDINATOR])
+            )
             early = early or any(self._is_dying(each.name) for each in self._running())
-            if early or strike.round > self._round or strike.victim in self._down or self._is_armed(strike):
+            if (
+                early
+                or strike.round > self._round
+                or strike.victim in self._down
+                or self._is_armed(strike)
+            ):
                 return
             self._strikes.pop(0)
             self._struck = now
@@ -277,39 +345,52 @@ class ChaosRun:
             elif strike.victim == self._broker.name:
                 self._broker.kill()
                 self._killed(strike.victim, strike.down)
-            elif victims := [each for each in self._running() if each.name == strike.victim] or self._running():
+            elif (
+                victims := [each for each in self._running() if each.name == strike.victim]
+                or self._running()
+            ):
                 victims[0].kill()
                 self._killed(victims[0].name, strike.down)
                 if strike.deed == "backup":
                     self._back_up()
 
     def _start_twin(self, name: str) -> None:
-        """Start a process on a copy of the state folder of one that runs, of `name` if that can be."""
+        """Start a process on a copy of the state folder of one that runs,
+        of `name` if that can be.
+        """
         originals = self._originals()
         original = next((each for each in originals if each.name == name), originals[0])
         twin = f"twin-{len(self._twins)}-of-{original.name}"
-        # What is written meanwhile is not copied, a rollback journal, what arrives of a blob; nor what is removed.
+        # What is written meanwhile is not copied, a rollback journal, what arrives of a blob; nor
+        # what is removed.
         passing = shutil.ignore_patterns("*-journal", "incoming")
-        shutil.copytree(self._folder / original.name, self._folder / twin, ignore=passing, copy_function=_copy)
+        shutil.copytree(
+            self._folder / original.name, self._folder / twin, ignore=passing, copy_function=_copy
+        )
         self._twin, self._twin_until = original.twin(twin), time.monotonic() + _TWIN
         self._twin.start()
         self._say(twin)
 
     def _originals(self) -> list[EdgeNode]:
-        """Who takes part and is not about to die: a twin would take the place of another, and rightly."""
+        """Who takes part and is not about to die: a twin would take the place of another,
+        and rightly.
+        """
         return [
             each
             for each in self._running()
             if not any(self._folder.glob(f"{each.name}.*.fault"))
             and any(
-                step.time > each.started and step.kind != "resumed" for step in tracing.read(self._folder, each.name)
+                step.time > each.started and step.kind != "resumed"
+                for step in tracing.read(self._folder, each.name)
             )
         ]
 
     def _back_up(self) -> None:
-        """Copy the state folder of the coordinator, which is dead; it is restored before anything else happens.
+        """Copy the state folder of the coordinator, which is dead;
+        it is restored before anything else happens.
 
-        What kills it then waits for a round to open, and not for a time: nodes do not keep what they knew long ago.
+        What kills it then waits for a round to open, and not for a time: nodes do not keep what
+        they knew long ago.
         """
         self._watch()
         self._backup_round = self._round
@@ -322,7 +403,9 @@ class ChaosRun:
         self._watch()
         shutil.rmtree(self._folder / COORDINATOR)
         self._backup.rename(self._folder / COORDINATOR)
-        self._say(f"the coordinator is of round {self._backup_round} again, instead of {self._round}")
+        self._say(
+            f"the coordinator is of round {self._backup_round} again, instead of {self._round}"
+        )
         self._gone_back += self._round - self._backup_round
         self._again = min(self._again or self._backup_round, self._backup_round)
         self._round = self._backup_round
@@ -333,7 +416,10 @@ class ChaosRun:
         self._armed[victim].add(fault)
 
     def _is_armed(self, strike: Strike) -> bool:
-        return strike.fault is not None and tracing.fault(self._folder, strike.victim, *strike.fault).exists()
+        return (
+            strike.fault is not None
+            and tracing.fault(self._folder, strike.victim, *strike.fault).exists()
+        )
 
     def _is_dying(self, name: str) -> bool:
         """Whether a fault has struck it just now: a kill as well would pass for the fault's."""
@@ -349,22 +435,33 @@ class ChaosRun:
 
     def _midway(self) -> bool:
         """Whether a blob is under way."""
-        return any(not path.name.startswith("put-") for path in self._folder.glob("*/blobs/incoming/*"))
+        return any(
+            not path.name.startswith("put-") for path in self._folder.glob("*/blobs/incoming/*")
+        )
 
     def _watch(self) -> None:
         """Note which round is open, and whether anything moves."""
         bytes_ = sum((self._folder / f"{name}.trace").stat().st_size for name in self._traced())
         if bytes_ > self._bytes:
             self._bytes = bytes_
-            kinds = [each.kind for name in self._traced() for each in tracing.read(self._folder, name, "after")]
+            kinds = [
+                each.kind
+                for name in self._traced()
+                for each in tracing.read(self._folder, name, "after")
+            ]
             own = [each.kind for each in tracing.read(self._folder, COORDINATOR, "after")]
             self._round = own.count("opened") + own.count("concluded") - self._gone_back
             durable = len(kinds) - sum(kinds.count(kind) for kind in _AGAIN_AT_EVERY_START)
             if durable > self._durable:
                 self._durable, self._moved = durable, time.monotonic()
         if time.monotonic() > self._moved + _PATIENCE:
-            logs = [(self._folder / f"{name}.log").read_text(errors="replace")[-600:] for name in self._traced()]
-            raise StuckError("\n".join((f"nothing has moved for {_PATIENCE:.0f} s in {self._folder}", *logs)))
+            logs = [
+                (self._folder / f"{name}.log").read_text(errors="replace")[-600:]
+                for name in self._traced()
+            ]
+            raise StuckError(
+                "\n".join((f"nothing has moved for {_PATIENCE:.0f} s in {self._folder}", *logs))
+            )
 
     def _traced(self) -> list[str]:
         return [name for name in self._processes if (self._folder / f"{name}.trace").exists()]

@@ -1,6 +1,8 @@
-"""An `edge-node` process of a chaos run: the command itself, whose durable steps leave a trace and can be made deadly.
+"""An `edge-node` process of a chaos run: the command itself,
+whose durable steps leave a trace and can be made deadly.
 
-The product knows nothing of this: the steps are wrapped here, after the fork and before the command begins.
+The product knows nothing of this: the steps are wrapped here, after the fork and before the command
+begins.
 """
 
 import functools
@@ -40,7 +42,9 @@ class StepTracer:
         self._trace, self._folder, self._name = folder / f"{name}.trace", folder, name
 
     def watch(self, owner: object, method: str, describe: Callable[..., dict[str, Any]]) -> None:
-        """Let a step tell when it begins and ends; `describe` makes the moment's fields of its arguments."""
+        """Let a step tell when it begins and ends; `describe` makes the moment's fields of its
+        arguments.
+        """
         step = getattr(owner, method)
 
         @functools.wraps(step)
@@ -68,7 +72,8 @@ class StepTracer:
 
 
 def fault(folder: Path, name: str, when: When, kind: str) -> Path:
-    """The file whose presence kills the process `name` right before or after its next step of this kind.
+    """The file whose presence kills the process `name` right before or after its next step of
+    this kind.
 
     It may hold how many such steps are spared first.
     """
@@ -86,7 +91,8 @@ def read(folder: Path, name: str, when: When | None = None) -> list[Moment]:
 def live(arguments: Sequence[str], folder: Path, name: str, passphrase: str, chunk: int) -> None:
     """Be the process `edge-node ARGUMENTS`, with its output appended to `folder/name.log`.
 
-    Its kit opens with the passphrase, and a coordinator cuts its broadcasts into chunks of so many KiB.
+    Its kit opens with the passphrase, and a coordinator cuts its broadcasts into chunks of so many
+    KiB.
     """
     coordinator.CHUNK = 1024 * chunk
     os.environ[PASSPHRASE] = passphrase
@@ -97,10 +103,16 @@ def live(arguments: Sequence[str], folder: Path, name: str, passphrase: str, chu
     tracer = StepTracer(folder, name)
     tracer.watch(journal.Journal, "_commit", lambda _self, kind, *_args, **_fields: {"kind": kind})
     tracer.watch(
-        training_thread.Worker, "_stage_1", lambda _self, manifest: {"kind": "training", "round": manifest.round}
+        training_thread.Worker,
+        "_stage_1",
+        lambda _self, manifest: {"kind": "training", "round": manifest.round},
     )
     tracer.watch(training_thread.Worker, "_save", lambda _self, _state, progress: _saved(progress))
-    tracer.watch(checkpoint, "save_masks", lambda _folder, record: {"kind": "kept masks", "round": record.round})
+    tracer.watch(
+        checkpoint,
+        "save_masks",
+        lambda _folder, record: {"kind": "kept masks", "round": record.round},
+    )
     tracer.watch(personal_model, "save", lambda *_: {"kind": "personal"})
     main.main()
 

@@ -1,4 +1,6 @@
-"""An audit as a whole: every mode that a federation could have, and why it could not have others."""
+"""An audit as a whole: every mode that a federation could have,
+and why it could not have others.
+"""
 
 import msgspec
 import pytest
@@ -36,9 +38,12 @@ def test_it_tells_the_mode_in_which_the_federation_works_and_the_others() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "mode"), [({"privacy": {"epsilon": "8"}}, "private"), ({"secure_aggregation": True}, "masked")]
+    ("changes", "mode"),
+    [({"privacy": {"epsilon": "8"}}, "private"), ({"secure_aggregation": True}, "masked")],
 )
-def test_a_federation_that_hides_images_is_audited_as_it_is(changes: dict[str, object], mode: str) -> None:
+def test_a_federation_that_hides_images_is_audited_as_it_is(
+    changes: dict[str, object], mode: str
+) -> None:
     found = audited("gaussian", **changes)
     assert found.actual.mode == mode
     assert {each.mode for each in found.modes if each.exposures} == {"open", "masked", "private"}
@@ -106,7 +111,10 @@ def test_parts_share_no_image_and_look_alikes_stay_together() -> None:
 
 def test_of_what_a_node_has_trained_with_all_is_sent_and_the_rest_is_held_out() -> None:
     def parted(test: LabelledImages | None) -> list[int]:
-        return [len(each.labels) for each in split(Images(striped([4, 4, 0], 0), test), 0, as_trained=True)]
+        return [
+            len(each.labels)
+            for each in split(Images(striped([4, 4, 0], 0), test), 0, as_trained=True)
+        ]
 
     assert parted(striped([3, 3, 0], 1)) == [8, 3, 3]
     assert parted(striped([1, 0, 0], 1)) == [8, 1, 0]

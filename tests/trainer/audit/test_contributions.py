@@ -1,4 +1,6 @@
-"""What a coordinator would have of a plant: what its node would send, and behind masks a sum with others."""
+"""What a coordinator would have of a plant: what its node would send,
+and behind masks a sum with others.
+"""
 
 import msgspec
 import numpy as np
@@ -26,22 +28,33 @@ def test_what_is_coded_is_seen_as_it_travels() -> None:
     spec, broadcast = drafted("fedavg", training=QUICK, codec="int4")
     images = striped([4, 4, 0], 0)
     (coded,) = observe(spec, broadcast, images, 0, lambda: None)
-    (exact,) = observe(msgspec.structs.replace(spec, codec="none"), broadcast, images, 0, lambda: None)
+    (exact,) = observe(
+        msgspec.structs.replace(spec, codec="none"), broadcast, images, 0, lambda: None
+    )
     name = "classifier.weight"
     assert not np.array_equal(coded.tensors[name], exact.tensors[name])
-    assert np.abs(coded.tensors[name] - exact.tensors[name]).max() < np.ptp(exact.tensors[name] - broadcast[name]) / 5
+    assert (
+        np.abs(coded.tensors[name] - exact.tensors[name]).max()
+        < np.ptp(exact.tensors[name] - broadcast[name]) / 5
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "gaussian"])
 def test_behind_masks_it_is_the_mean_of_models_or_the_sum_of_statistics(method: str) -> None:
     changes = {} if method == "gaussian" else {"training": QUICK}
-    masked, broadcast = drafted(method, secure_aggregation=True, aggregate="mean", nodes=5, **changes)
+    masked, broadcast = drafted(
+        method, secure_aggregation=True, aggregate="mean", nodes=5, **changes
+    )
     images = striped([8, 1, 0], 0)
     (seen,) = observe(masked, broadcast, images, 0, lambda: None)
-    (alone,) = observe(msgspec.structs.replace(masked, mask_threshold=0), broadcast, images, 0, lambda: None)
+    (alone,) = observe(
+        msgspec.structs.replace(masked, mask_threshold=0), broadcast, images, 0, lambda: None
+    )
     if method == "gaussian":
         others = seen.tensors["statistics.images"] - alone.tensors["statistics.images"]
-        assert (others >= 2 * 4).all(), "all five plants are in it, and each of the four others has every class"
+        assert (others >= 2 * 4).all(), (
+            "all five plants are in it, and each of the four others has every class"
+        )
     else:
         name = "classifier.weight"
         assert count_others(masked, 1) == masked.mask_threshold - 1 == 3
@@ -62,7 +75,9 @@ def test_noise_follows_from_the_seed_and_is_another_one_for_each_plant() -> None
     spec, broadcast = drafted("gaussian", privacy={"epsilon": "3"})
 
     def noisy(seed: int) -> np.ndarray:
-        return observe(spec, broadcast, striped([4, 4, 4], 0), seed, lambda: None)[0].tensors["statistics.images"]
+        return observe(spec, broadcast, striped([4, 4, 4], 0), seed, lambda: None)[0].tensors[
+            "statistics.images"
+        ]
 
     assert np.array_equal(noisy(0), noisy(0))
     assert not np.array_equal(noisy(0), noisy(1))

@@ -11,7 +11,12 @@ from trainer.training.seeding import generator
 
 def test_the_areas_are_those_counted_by_hand() -> None:
     positive = np.array([True, True, False, False])
-    for values, area in (([3, 4, 1, 2], 1.0), ([1, 2, 3, 4], 0.0), ([1, 1, 1, 1], 0.5), ([2, 4, 1, 3], 0.75)):
+    for values, area in (
+        ([3, 4, 1, 2], 1.0),
+        ([1, 2, 3, 4], 0.0),
+        ([1, 1, 1, 1], 0.5),
+        ([2, 4, 1, 3], 0.75),
+    ):
         assert measures.auc(np.array(values, np.float32), positive) == area
 
 
@@ -19,7 +24,9 @@ def test_similarity_is_one_for_equal_images_and_as_the_formula_has_it_for_flat_o
     image = generator(0).random((2, 3, 16, 16)).astype(np.float32)
     assert measures.ssim(image, image) == pytest.approx(1)
     dark, bright = np.full((1, 3, 8, 8), 0.2, np.float32), np.full((1, 3, 8, 8), 0.6, np.float32)
-    assert measures.ssim(dark, bright) == pytest.approx((2 * 0.12 + 1e-4) / (0.04 + 0.36 + 1e-4), rel=1e-4)
+    assert measures.ssim(dark, bright) == pytest.approx(
+        (2 * 0.12 + 1e-4) / (0.04 + 0.36 + 1e-4), rel=1e-4
+    )
 
 
 def test_the_interval_of_an_area_is_hanley_and_mcneils_and_narrows_with_images() -> None:
@@ -39,7 +46,15 @@ def test_shares_of_classes_agree_by_what_they_have_in_common() -> None:
 
 @pytest.mark.parametrize(
     ("value", "chance", "told"),
-    [(1, 0.5, 1), (0.5, 0.5, 0), (0.75, 0.5, 0.5), (0.2, 0.5, 0), (1, 1, 1), (0.9, 1, 0), (0.9, 0.8, 0.5)],
+    [
+        (1, 0.5, 1),
+        (0.5, 0.5, 0),
+        (0.75, 0.5, 0.5),
+        (0.2, 0.5, 0),
+        (1, 1, 1),
+        (0.9, 1, 0),
+        (0.9, 0.8, 0.5),
+    ],
 )
 def test_what_is_told_begins_at_chance(value: float, chance: float, told: float) -> None:
     found = Exposure(what="membership", seen="sums", attack="any", value=value, chance=chance)

@@ -1,4 +1,6 @@
-"""Attacks on a model that a plant has trained: they tell what can be told, and nothing where nothing is left."""
+"""Attacks on a model that a plant has trained: they tell what can be told,
+and nothing where nothing is left.
+"""
 
 from typing import Any
 
@@ -37,14 +39,18 @@ def by_attack(found: Found) -> dict[str, Exposure]:
 
 @pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def by_heart(request: pytest.FixtureRequest) -> dict[str, Exposure]:
-    """Attacks on a model that can only have learnt its images by heart: their labels mean nothing."""
+    """Attacks on a model that can only have learnt its images by heart:
+    their labels mean nothing.
+    """
 
     def images(seed: int) -> LabelledImages:
         return striped([12, 0, 0], seed)._replace(labels=np.arange(12) % 2)
 
     training = {"local_epochs": 20, "augment": "false", "batch_size": 8, "learning_rate": 3e-3}
     spec, broadcast = drafted("fedavg", training=training)
-    parts = Parts(images(request.param), images(request.param + 100), striped([3, 3, 3], request.param + 200))
+    parts = Parts(
+        images(request.param), images(request.param + 100), striped([3, 3, 3], request.param + 200)
+    )
     (seen,) = observe(spec, broadcast, parts.sent, request.param, lambda: None)
     return by_attack(model_attacks.attack(seen, parts, request.param, lambda: None))
 
@@ -64,7 +70,9 @@ def test_a_model_that_knows_its_images_by_heart_tells_which_they_were(
 @pytest.mark.slow
 def test_where_noise_hides_each_image_none_is_told() -> None:
     areas = [
-        by_attack(attacked("fedavg", seed, privacy={"epsilon": "0.1"}, training={"batch_norm": "eval"})[1])
+        by_attack(
+            attacked("fedavg", seed, privacy={"epsilon": "0.1"}, training={"batch_norm": "eval"})[1]
+        )
         for seed in range(3)
     ]
     assert np.mean([each["loss"].value for each in areas]) < 0.7
@@ -78,18 +86,30 @@ def test_where_no_classifier_leaves_no_attack_on_counts_is_claimed() -> None:
 
 
 def test_the_search_finds_images_whose_gradient_is_that_of_the_plants_image() -> None:
-    """One plain gradient of one image, which nobody sends: the search must get near what it looks for."""
+    """One plain gradient of one image, which nobody sends:
+    the search must get near what it looks for.
+    """
     spec, broadcast = drafted("fedavg", training={"batch_norm": "eval"})
     image = striped([1, 0, 0], 3)
     (seen,) = observe(spec, broadcast, image, 0, lambda: None)
-    tensors = {name: value.clone().requires_grad_(is_trainable(name)) for name, value in seen.received.items()}
+    tensors = {
+        name: value.clone().requires_grad_(is_trainable(name))
+        for name, value in seen.received.items()
+    }
     names = [name for name, value in tensors.items() if value.requires_grad]
 
     def gradient(pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        mean, std = (torch.tensor(each)[:, None, None] for each in (spec.preprocessing.mean, spec.preprocessing.std))
+        mean, std = (
+            torch.tensor(each)[:, None, None]
+            for each in (spec.preprocessing.mean, spec.preprocessing.std)
+        )
         network = seen.network.mapped()
-        logits = network.linear(tensors, "classifier", network.encode(tensors, (pixels - mean) / std))
-        found = torch.autograd.grad(functional.cross_entropy(logits, labels), [tensors[name] for name in names])
+        logits = network.linear(
+            tensors, "classifier", network.encode(tensors, (pixels - mean) / std)
+        )
+        found = torch.autograd.grad(
+            functional.cross_entropy(logits, labels), [tensors[name] for name in names]
+        )
         return torch.cat([each.flatten() for each in found])
 
     pixels = torch.from_numpy(image.images).permute(0, 3, 1, 2) / 255
@@ -101,7 +121,9 @@ def test_the_search_finds_images_whose_gradient_is_that_of_the_plants_image() ->
         update[name] = -wanted[start : start + size].view_as(tensors[name])
     blind = torch.full((3, 32, 32), 0.5)
     steps: list[int] = []
-    made = torch.stack(model_attacks.search(seen, update, blind, 0, lambda: steps.append(1), is_gray=True))
+    made = torch.stack(
+        model_attacks.search(seen, update, blind, 0, lambda: steps.append(1), is_gray=True)
+    )
     assert len(steps) == model_attacks.STEPS
 
     def likeness(images: torch.Tensor) -> float:

@@ -1,4 +1,6 @@
-"""Attacks on patches, as an audit makes them: of a plant's own images, with and without protection."""
+"""Attacks on patches, as an audit makes them: of a plant's own images,
+with and without protection.
+"""
 
 import pytest
 
@@ -14,9 +16,13 @@ pytestmark = pytest.mark.slow
 
 
 def exposures(**options: object) -> dict[What, Exposure]:
-    request = Request("fedtfi", {"quota": 48, **options}, model="fedtfi_small", weights="none", rounds=1)
+    request = Request(
+        "fedtfi", {"quota": 48, **options}, model="fedtfi_small", weights="none", rounds=1
+    )
     spec, broadcast = draft(request, federation="steel", classes=CLASSES, nodes=3)
-    parts = Parts(striped([12, 6, 0], 0, 64), striped([6, 6, 0], 100, 64), striped([8, 8, 8], 200, 64))
+    parts = Parts(
+        striped([12, 6, 0], 0, 64), striped([6, 6, 0], 100, 64), striped([8, 8, 8], 200, 64)
+    )
     (seen,) = observe(spec, broadcast, parts.sent, 0, lambda: None)
     relay = make(spec.method, spec.training, spec.options).relay
     assert relay is not None

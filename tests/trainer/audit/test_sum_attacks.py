@@ -13,7 +13,9 @@ from trainer.methods import make
 
 def attacked(counts: list[int], seed: int = 0, **changes: object) -> Found:
     spec, broadcast = drafted("gaussian", **changes)
-    parts = Parts(striped(counts, seed), striped(counts, seed + 100), striped([3, 3, 3], seed + 200))
+    parts = Parts(
+        striped(counts, seed), striped(counts, seed + 100), striped([3, 3, 3], seed + 200)
+    )
     (seen,) = observe(spec, broadcast, parts.sent, seed, lambda: None)
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     assert method.statistics is not None
@@ -49,7 +51,12 @@ def test_counts_are_read_from_open_sums_and_hidden_among_others_by_masked_ones(s
 @pytest.mark.slow
 def test_noise_hides_images_and_the_more_the_smaller_epsilon_is() -> None:
     loud, quiet = (
-        np.mean([of(attacked([4, 4, 4], seed, privacy={"epsilon": epsilon}), "membership").value for seed in range(4)])
+        np.mean(
+            [
+                of(attacked([4, 4, 4], seed, privacy={"epsilon": epsilon}), "membership").value
+                for seed in range(4)
+            ]
+        )
         for epsilon in ("0.1", "5000")
     )
     assert 0.3 < loud < 0.65

@@ -1,4 +1,6 @@
-"""The console in a real browser: what it shows of runs, what it compares, what it gives away as files."""
+"""The console in a real browser: what it shows of runs, what it compares,
+what it gives away as files.
+"""
 
 import csv
 import io
@@ -74,8 +76,11 @@ def test_the_newest_run_is_shown_with_where_it_stands(page: Page) -> None:
     found = facts(page)
     assert re.fullmatch(r"8\d\.\d%", found.pop("Accuracy, own classes"))
     assert found == {
-        "Round": "6 of 6", "A round takes": "55 sec", "From the nodes": "153 MB", "To the broker": "45 MB"
-    }  # fmt: skip
+        "Round": "6 of 6",
+        "A round takes": "55 sec",
+        "From the nodes": "153 MB",
+        "To the broker": "45 MB",
+    }
 
 
 def test_each_measure_has_a_chart_that_says_what_it_shows(page: Page) -> None:
@@ -84,7 +89,10 @@ def test_each_measure_has_a_chart_that_says_what_it_shows(page: Page) -> None:
     assert "LD discrimination loss" in titles
     assert "Ak fusion weight" in titles
     summary = page.tab.locator("#chart-counted .plot").get_attribute("aria-label")
-    assert summary == "Counted after, s by round: 45.84 in round 1, 44.21 in round 6, mean of the nodes"
+    assert (
+        summary
+        == "Counted after, s by round: 45.84 in round 1, 44.21 in round 6, mean of the nodes"
+    )
 
 
 def test_nodes_are_told_with_their_last_values_and_problems(page: Page) -> None:
@@ -96,7 +104,8 @@ def test_nodes_are_told_with_their_last_values_and_problems(page: Page) -> None:
 
 def test_a_node_that_is_chosen_stands_out_in_the_charts_by_keyboard_too(page: Page) -> None:
     button = page.tab.locator("#nodes button").nth(1)
-    chart = page.tab.locator("#chart-weight .plot")  # its canvas is another one each time that it is drawn anew
+    # its canvas is another one each time that it is drawn anew
+    chart = page.tab.locator("#chart-weight .plot")
     before = chart.screenshot()
     button.focus()
     page.tab.keyboard.press("Enter")
@@ -130,7 +139,10 @@ def test_an_earlier_run_is_shown_when_it_is_chosen_from_the_history(page: Page) 
     assert page.tab.locator("#runs tbody tr").count() == 2
     for language in ("de", "en"):  # the button stands in view, too
         page.tab.locator("#language").select_option(language)
-        assert page.ask("[...document.querySelectorAll('#runs .scroll')].every(e => e.scrollWidth <= e.clientWidth)")
+        assert page.ask(
+            "[...document.querySelectorAll('#runs .scroll')].every(e => e.scrollWidth <= "
+            "e.clientWidth)"
+        )
     page.tab.locator("#runs button").nth(1).click()
     expect(page.tab.locator("#connection")).to_have_text("Finished")
     expect(page.tab.locator("#nodes tbody tr")).to_have_count(2)
@@ -175,7 +187,9 @@ def test_without_a_coordinator_there_is_nothing_to_do(page: Page) -> None:
     assert page.tab.locator("#nodes").get_by_text("Drop").count() == 0
 
 
-def test_whoever_has_logged_in_pauses_drops_and_aborts_and_their_name_stands_beside_it(page: Page, state: Path) -> None:
+def test_whoever_has_logged_in_pauses_drops_and_aborts_and_their_name_stands_beside_it(
+    page: Page, state: Path
+) -> None:
     accounts = state / "accounts.json"
     with disk.lock_folder(state):
         expect(page.tab.locator("#pause")).to_be_visible()
@@ -202,8 +216,11 @@ def test_whoever_has_logged_in_pauses_drops_and_aborts_and_their_name_stands_bes
         wait_until(lambda: len(ActionReader(state, RUN).read()) == 4)
     done = [(each.what, each.by, each.node) for each in ActionReader(state, RUN).read()]
     assert done == [
-        ("pause", "anna", None), ("drop", "anna", "plant-3"), ("resume", "anna", None), ("abort", "anna", None)
-    ]  # fmt: skip
+        ("pause", "anna", None),
+        ("drop", "anna", "plant-3"),
+        ("resume", "anna", None),
+        ("abort", "anna", None),
+    ]
     accounts.unlink()
 
 
@@ -217,11 +234,15 @@ def test_whoever_has_logged_in_pauses_drops_and_aborts_and_their_name_stands_bes
         ("0" * 16, {"what": "pause"}, 404),
     ],
 )
-def test_what_makes_no_sense_is_refused(url: str, state: Path, run: str, wanted: dict[str, str], status: int) -> None:
+def test_what_makes_no_sense_is_refused(
+    url: str, state: Path, run: str, wanted: dict[str, str], status: int
+) -> None:
     Accounts(state).set("anna", "correct horse")
     before = ActionReader(state, RUN).read()
     with httpx.Client() as client, disk.lock_folder(state):
-        client.post(str(httpx.URL(url).join("/login")), json={"name": "anna", "password": "correct horse"})
+        client.post(
+            str(httpx.URL(url).join("/login")), json={"name": "anna", "password": "correct horse"}
+        )
         answer = client.post(f"{url}runs/{run}/actions", json=wanted)
     assert answer.status_code == status, answer.text
     assert ActionReader(state, RUN).read() == before
@@ -231,16 +252,36 @@ def test_what_makes_no_sense_is_refused(url: str, state: Path, run: str, wanted:
 
 
 def test_every_language_has_every_text_and_each_is_used() -> None:
-    files = [SOURCES / "console.html", *SOURCES.glob("console*.js"), REPOSITORY / "edge/page/login.js"]
+    files = [
+        SOURCES / "console.html",
+        *SOURCES.glob("console*.js"),
+        REPOSITORY / "edge/page/login.js",
+    ]
     code = "".join(path.read_text() for path in files)
     for language, words in STRINGS.items():
         assert words.keys() == STRINGS["en"].keys(), language
         for key, text in words.items():
-            assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", STRINGS["en"][key])), (language, key)
-    told = {"gathering", "finished", "aborted", "accuracy", "accuracy_all", "offered", "counted", "bytes_up", "name"}
+            assert set(re.findall(r"{\w+}", text)) == set(
+                re.findall(r"{\w+}", STRINGS["en"][key])
+            ), (language, key)
+    told = {
+        "gathering",
+        "finished",
+        "aborted",
+        "accuracy",
+        "accuracy_all",
+        "offered",
+        "counted",
+        "bytes_up",
+        "name",
+    }
     doing = {"waiting", "receiving", "judging", "absent", "refused"}
     unused = {key for key in STRINGS["en"] if not re.search(rf"""["'.`]{key}\b""", code)}
-    assert {key for key in unused - told - doing if not key.startswith(("meaning_", "confirm_", "warn_"))} == set()
+    assert {
+        key
+        for key in unused - told - doing
+        if not key.startswith(("meaning_", "confirm_", "warn_"))
+    } == set()
 
 
 def test_it_is_shown_in_the_reader_s_language(url: str, page: Page) -> None:
@@ -258,7 +299,9 @@ def test_it_is_shown_in_the_reader_s_language(url: str, page: Page) -> None:
     ("width", "height", "theme"),
     [(390, 844, "light"), (390, 844, "dark"), (1280, 800, "light"), (3840, 2160, "dark")],
 )
-def test_it_fits_and_axe_finds_nothing_wrong(page: Page, width: int, height: int, theme: str) -> None:
+def test_it_fits_and_axe_finds_nothing_wrong(
+    page: Page, width: int, height: int, theme: str
+) -> None:
     page.look(width=width, height=height, theme=theme)
     expect(page.tab.locator("#chart-weight canvas")).to_be_visible()
     assert page.ask("document.documentElement.scrollWidth <= innerWidth")
@@ -269,15 +312,21 @@ def test_everything_is_reached_with_the_tab_key(page: Page) -> None:
     reached = set()
     for _ in range(60):
         page.tab.keyboard.press("Tab")
-        reached.add(page.ask("document.activeElement.id || document.activeElement.closest('section')?.id"))
+        reached.add(
+            page.ask("document.activeElement.id || document.activeElement.closest('section')?.id")
+        )
     assert {"run", "other", "language", "charts", "csv", "nodes", "span", "of", "runs"} <= reached
 
 
-def test_nothing_is_asked_of_another_host_and_names_are_shown_and_never_obeyed(page: Page, url: str) -> None:
+def test_nothing_is_asked_of_another_host_and_names_are_shown_and_never_obeyed(
+    page: Page, url: str
+) -> None:
     expect(page.tab.locator("#messages")).to_contain_text("onerror")
     assert page.tab.title() == "Federation steel"
     host = httpx.URL(url).host
-    assert {httpx.URL(each).host for each in page.requests if not each.startswith(("data:", "blob:"))} == {host}
+    assert {
+        httpx.URL(each).host for each in page.requests if not each.startswith(("data:", "blob:"))
+    } == {host}
     assert page.problems == []
     policy = httpx.get(url).headers["content-security-policy"]
     assert "default-src 'none'" in policy

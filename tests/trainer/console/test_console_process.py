@@ -1,4 +1,6 @@
-"""A console beside its coordinator: it follows a live federation, and whatever becomes of it the federation goes on."""
+"""A console beside its coordinator: it follows a live federation,
+and whatever becomes of it the federation goes on.
+"""
 
 import os
 import re
@@ -63,7 +65,10 @@ def test_without_an_address_there_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["", "here", "localhost:", "8090:localhost", "localhost:99999"])
 def test_what_is_no_address_is_refused_before_anything_begins(tmp_path: Path, address: str) -> None:
-    with pytest.raises(UsageError, match="HOST"), console_beside(tmp_path, address, progress.ignore):
+    with (
+        pytest.raises(UsageError, match="HOST"),
+        console_beside(tmp_path, address, progress.ignore),
+    ):
         pass
 
 
@@ -72,20 +77,39 @@ def test_a_port_that_is_taken_is_told_before_anything_begins(tmp_path: Path) -> 
     port = free_port()
     with console_beside(tmp_path, str(port), progress.ignore):
         wait_until(lambda: is_served(f"http://127.0.0.1:{port}/console/"))
-        with pytest.raises(EdgeNodeError, match="cannot listen"), console_beside(tmp_path, str(port), progress.ignore):
+        with (
+            pytest.raises(EdgeNodeError, match="cannot listen"),
+            console_beside(tmp_path, str(port), progress.ignore),
+        ):
             pass
 
 
 @pytest.mark.slow
 @pytest.mark.needs("chromium")
-def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, broker: Mosquitto) -> None:
+def test_a_live_federation_is_followed_and_outlives_its_console(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
     logs = {name: tmp_path / f"{name}.log" for name in ("coordinator", "plant-a", "plant-b")}
     rounds = ("--model", "small", "--size", "32", "--rounds", "30", "--seed", "7")
     state = tmp_path / "coordinator"
     coordinator = start(
-        "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *rounds, "--method", "afedcl",
-        "--weights", drawn_weights(), "--state", state, "--http", "0", log=logs["coordinator"],
-    )  # fmt: skip
+        "coordinate",
+        broker.url,
+        "--classes",
+        ",".join(CLASSES),
+        "--nodes",
+        2,
+        *rounds,
+        "--method",
+        "afedcl",
+        "--weights",
+        drawn_weights(),
+        "--state",
+        state,
+        "--http",
+        "0",
+        log=logs["coordinator"],
+    )
     processes = [coordinator]
     try:
         url = url_in(wait_for(logs["coordinator"], "console: http"))
@@ -96,20 +120,34 @@ def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, 
             for number, name in enumerate(("plant-a", "plant-b")):
                 images = draw(tmp_path / f"{name}-images", 10, number)
                 processes.append(
-                    start("join", broker.url, "--name", name, "--data", images, "--state", tmp_path / name,
-                          "--telemetry", log=logs[name])
-                )  # fmt: skip
+                    start(
+                        "join",
+                        broker.url,
+                        "--name",
+                        name,
+                        "--data",
+                        images,
+                        "--state",
+                        tmp_path / name,
+                        "--telemetry",
+                        log=logs[name],
+                    )
+                )
             expect(page.tab.locator("#connection")).to_have_text("Running")
             expect(page.tab.locator("#nodes tbody tr")).to_have_count(2)
             expect(page.tab.locator("#overview dd").nth(1)).to_have_text("2 of 2")
-            expect(page.tab.locator("#chart-A_k canvas")).to_be_visible()  # both told what they measured
+            # both told what they measured
+            expect(page.tab.locator("#chart-A_k canvas")).to_be_visible()
             expect(page.tab.locator("#overview dd").first).to_have_text(re.compile(r"[2-9] of 30"))
             pause(page, state)
-            assert [each for each in page.problems if "401" not in each] == []  # it is then that it asks for a login
+            # it is then that it asks for a login
+            assert [each for each in page.problems if "401" not in each] == []
             assert page.violations() == []
             kill_console(state)
             expect(page.tab.locator("#connection")).to_have_text("No connection to the console")
-        assert [process.wait(120) for process in processes] == [0, 0, 0], logs["coordinator"].read_text()
+        assert [process.wait(120) for process in processes] == [0, 0, 0], logs[
+            "coordinator"
+        ].read_text()
         assert len(history(state)) == 30
     finally:
         for process in processes:
@@ -122,10 +160,31 @@ def test_sensors_are_followed_while_they_learn(tmp_path: Path, broker: Mosquitto
     vfl_runs.draw(tmp_path / "data", 400, seed=1)
     log = tmp_path / "head.log"
     head = start(
-        "vfl", "coordinate", broker.url, "--labels", tmp_path / "data" / "labels.csv", "--classes", "good,bad,ugly",
-        "--sensors", "press,oven", "--start", 20, "--chunk", 1, "--window", 24, "--rounds", 300, "--commit", 5,
-        "--state", tmp_path / "head", "--http", "0", log=log,
-    )  # fmt: skip
+        "vfl",
+        "coordinate",
+        broker.url,
+        "--labels",
+        tmp_path / "data" / "labels.csv",
+        "--classes",
+        "good,bad,ugly",
+        "--sensors",
+        "press,oven",
+        "--start",
+        20,
+        "--chunk",
+        1,
+        "--window",
+        24,
+        "--rounds",
+        300,
+        "--commit",
+        5,
+        "--state",
+        tmp_path / "head",
+        "--http",
+        "0",
+        log=log,
+    )
     processes = [head]
     try:
         url = url_in(wait_for(log, "console: http"))
@@ -135,9 +194,21 @@ def test_sensors_are_followed_while_they_learn(tmp_path: Path, broker: Mosquitto
             for name in ("press", "oven"):
                 columns, data = ",".join(vfl_runs.COLUMNS[name]), tmp_path / "data" / f"{name}.csv"
                 processes.append(
-                    start("vfl", "join", broker.url, "--sensor", name, "--columns", columns, "--data", data,
-                          "--state", tmp_path / name, log=tmp_path / f"{name}.log")
-                )  # fmt: skip
+                    start(
+                        "vfl",
+                        "join",
+                        broker.url,
+                        "--sensor",
+                        name,
+                        "--columns",
+                        columns,
+                        "--data",
+                        data,
+                        "--state",
+                        tmp_path / name,
+                        log=tmp_path / f"{name}.log",
+                    )
+                )
             expect(page.tab.locator("#chart-loss canvas")).to_be_visible()
             expect(page.tab.locator("#chart-new_accuracy canvas")).to_be_visible()
             expect(page.tab.locator("#overview")).to_contain_text("Always the same answer")
@@ -169,7 +240,10 @@ def pause(page: Page, state: Path) -> None:
 def kill_console(state: Path) -> None:
     """Kill the process, as when memory runs out."""
     found = subprocess.run(
-        ["pgrep", "-f", f"trainer.console.console {state} "], capture_output=True, text=True, check=True
+        ["pgrep", "-f", f"trainer.console.console {state} "],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for line in found.stdout.split():
         os.kill(int(line), signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""A coordinator's state folder as the console reads it: of any age, in use, damaged, and without disturbing it."""
+"""A coordinator's state folder as the console reads it: of any age, in use, damaged,
+and without disturbing it.
+"""
 
 import shutil
 import sqlite3
@@ -28,7 +30,9 @@ def value(run: RunHistory, round_: int, key: str, node: str) -> float | None:
     return row.values[key][found["nodes"].index(node)]
 
 
-def test_a_finished_run_has_facts_of_its_journal_and_measurements_of_its_log(tmp_path: Path) -> None:
+def test_a_finished_run_has_facts_of_its_journal_and_measurements_of_its_log(
+    tmp_path: Path,
+) -> None:
     names = record_run(tmp_path)
     run = read(tmp_path).runs[RUN]
     found = run.since(0)
@@ -39,8 +43,14 @@ def test_a_finished_run_has_facts_of_its_journal_and_measurements_of_its_log(tmp
     assert value(run, 1, "weight", "plant-1") == pytest.approx(value(run, 1, "L_D", "plant-1"))
     assert value(run, 3, "offered", "plant-1") == pytest.approx(30, abs=0.01)
     assert value(run, 3, "counted", "plant-1") == pytest.approx(40, abs=0.01)
-    assert found["rows"][0].whole == {"seconds": 55.0, "bytes_up": 27_000_000, "bytes_down": 9_000_000}
-    assert "round 3: plant-3 contributed too late; it is not counted" in [each.text for each in found["messages"]]
+    assert found["rows"][0].whole == {
+        "seconds": 55.0,
+        "bytes_up": 27_000_000,
+        "bytes_down": 9_000_000,
+    }
+    assert "round 3: plant-3 contributed too late; it is not counted" in [
+        each.text for each in found["messages"]
+    ]
 
 
 def test_an_open_round_shows_who_has_contributed_and_what_the_others_do(tmp_path: Path) -> None:
@@ -51,7 +61,9 @@ def test_an_open_round_shows_who_has_contributed_and_what_the_others_do(tmp_path
     assert len(run.since(0)["rows"][-1].values["weight"]) == 2
 
 
-def test_without_a_log_as_earlier_versions_left_none_there_are_the_journal_s_facts(tmp_path: Path) -> None:
+def test_without_a_log_as_earlier_versions_left_none_there_are_the_journal_s_facts(
+    tmp_path: Path,
+) -> None:
     record_run(tmp_path)
     (tmp_path / event_log.FILE).unlink()
     run = read(tmp_path).runs[RUN]
@@ -101,7 +113,8 @@ def test_events_change_what_is_known_of_nodes_and_of_the_run(tmp_path: Path) -> 
         report(RoundOpened(round=5))
     folder.refresh()
     assert "</script>" not in run.status
-    assert (run.paused, run.status["plant-1"].doing) == (False, "absent")  # until it says again that it is there
+    # until it says again that it is there
+    assert (run.paused, run.status["plant-1"].doing) == (False, "absent")
 
 
 def test_the_coordinator_commits_while_it_is_read_and_the_other_way_round(tmp_path: Path) -> None:
@@ -124,7 +137,9 @@ def test_a_copy_that_may_not_be_written_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "copy").chmod(0o700)
 
 
-def test_a_folder_without_a_journal_or_with_a_damaged_one_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_a_journal_or_with_a_damaged_one_is_refused_with_what_to_do(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UsageError, match="no journal"):
         FederationFolder(tmp_path)
     record_run(tmp_path)

@@ -1,20 +1,36 @@
-"""The history of a run: values by round and node, in bounds, and what is newer than what somebody has seen."""
+"""The history of a run: values by round and node, in bounds,
+and what is newer than what somebody has seen.
+"""
 
 import math
 
 import pytest
 
-from trainer.console.run_history import MOST_MEASURES, MOST_MESSAGES, Description, Measure, NodeStatus, RunHistory
+from trainer.console.run_history import (
+    MOST_MEASURES,
+    MOST_MESSAGES,
+    Description,
+    Measure,
+    NodeStatus,
+    RunHistory,
+)
 
 
 @pytest.fixture
 def run() -> RunHistory:
     return RunHistory(
         Description(
-            id="0" * 16, kind="federation", federation="steel", method="fedavg", rounds=9, places=2, settings={},
-            measures=(Measure("weight"),), begun=100.0,
+            id="0" * 16,
+            kind="federation",
+            federation="steel",
+            method="fedavg",
+            rounds=9,
+            places=2,
+            settings={},
+            measures=(Measure("weight"),),
+            begun=100.0,
         )
-    )  # fmt: skip
+    )
 
 
 def rows(run: RunHistory, since: int = 0) -> dict[int, dict[str, list[float | None]]]:
@@ -35,7 +51,10 @@ def test_who_has_seen_a_version_gets_what_has_changed_since_and_no_more(run: Run
     run.put(2, "a", {"weight": 2.0})
     run.tell(102.0, "second")
     newer = run.since(seen)
-    assert (rows(run, seen), [each.text for each in newer["messages"]]) == ({2: {"weight": [2.0]}}, ["second"])
+    assert (rows(run, seen), [each.text for each in newer["messages"]]) == (
+        {2: {"weight": [2.0]}},
+        ["second"],
+    )
     assert not newer["whole"]
     run.put(1, "b", {"weight": 3.0})  # a late one
     assert set(rows(run, newer["version"])) == {1}
@@ -43,7 +62,9 @@ def test_who_has_seen_a_version_gets_what_has_changed_since_and_no_more(run: Run
 
 
 @pytest.mark.parametrize("version", [-1, 0, 1_000])
-def test_who_has_seen_nothing_or_another_process_s_history_gets_all_of_it(run: RunHistory, version: int) -> None:
+def test_who_has_seen_nothing_or_another_process_s_history_gets_all_of_it(
+    run: RunHistory, version: int
+) -> None:
     run.put(1, "a", {"weight": 1.0})
     found = run.since(version)
     assert found["whole"]

@@ -1,4 +1,6 @@
-"""A head's state folder as the console reads it: latency, iterations and errors by round; of very many, a part."""
+"""A head's state folder as the console reads it: latency, iterations and errors by round;
+of very many, a part.
+"""
 
 from contextlib import closing
 from pathlib import Path
@@ -17,10 +19,18 @@ def closed(round_: int, absent: str = "", rmse: float | None = None) -> ClosedRo
     """A round of two sensors, 50 ms."""
     there = [name for name in ("press", "oven") if name != absent]
     return ClosedRound(
-        round=round_, attempt=1, first=0, last=20, iterations=tuple(2 * (name in there) for name in ("press", "oven")),
-        loss=1 / round_, rmse=rmse, seconds=0.05, collection=dict.fromkeys(there, 0.01),
-        communication=dict.fromkeys(there, 0.02), iteration=dict.fromkeys(there, 0.004),
-    )  # fmt: skip
+        round=round_,
+        attempt=1,
+        first=0,
+        last=20,
+        iterations=tuple(2 * (name in there) for name in ("press", "oven")),
+        loss=1 / round_,
+        rmse=rmse,
+        seconds=0.05,
+        collection=dict.fromkeys(there, 0.01),
+        communication=dict.fromkeys(there, 0.02),
+        iteration=dict.fromkeys(there, 0.004),
+    )
 
 
 def record(folder: Path, *rounds: ClosedRound, spec: VflSpec | None = None) -> VflSpec:
@@ -52,11 +62,17 @@ def test_a_round_has_its_sensors_latency_and_iterations_and_its_loss(tmp_path: P
     assert (run.stage, run.newest) == ("open", 2)
 
 
-def test_a_round_has_how_well_new_products_are_judged_beside_what_needs_no_model(tmp_path: Path) -> None:
+def test_a_round_has_how_well_new_products_are_judged_beside_what_needs_no_model(
+    tmp_path: Path,
+) -> None:
     judged = [
-        Validation(products=4, accuracy=0.75, recall=0.5, baseline=0.5), Validation(products=4, rmse=2.0, baseline=8.0)
-    ]  # fmt: skip
-    spec = record(tmp_path, *(replace(closed(number), validation=each) for number, each in enumerate(judged, 1)))
+        Validation(products=4, accuracy=0.75, recall=0.5, baseline=0.5),
+        Validation(products=4, rmse=2.0, baseline=8.0),
+    ]
+    spec = record(
+        tmp_path,
+        *(replace(closed(number), validation=each) for number, each in enumerate(judged, 1)),
+    )
     first, second = read(tmp_path).runs[spec.run].since(0)["rows"]
     assert (first.whole["new_accuracy"], first.whole["baseline"]) == (0.75, 0.5)
     assert (second.whole["new_rmse"], second.whole["baseline"]) == (2.0, 8.0)
@@ -76,7 +92,9 @@ def test_what_is_added_is_seen_with_the_next_look(tmp_path: Path) -> None:
     assert ([row.round for row in newer["rows"]], newer["stage"]) == ([2], "finished")
 
 
-def test_of_very_many_rounds_a_part_is_kept_and_who_has_seen_others_gets_all_anew(tmp_path: Path) -> None:
+def test_of_very_many_rounds_a_part_is_kept_and_who_has_seen_others_gets_all_anew(
+    tmp_path: Path,
+) -> None:
     spec = record(tmp_path, *map(closed, range(1, 1501)))
     folder = read(tmp_path)
     run = folder.runs[spec.run]
@@ -98,7 +116,9 @@ def test_a_run_that_waits_for_its_sensors_began_when_the_log_says(tmp_path: Path
     with closing(Journal(tmp_path)) as journal:
         journal.begin(spec)
     with event_log.logging(tmp_path, lambda _: None) as report:
-        report(Gathering(federation=spec.federation, run=spec.run, nodes=2, rounds=0, what="sensor"))
+        report(
+            Gathering(federation=spec.federation, run=spec.run, nodes=2, rounds=0, what="sensor")
+        )
     run = read(tmp_path).runs[spec.run]
     assert (run.stage, run.begun) == ("gathering", event_log.read(tmp_path)[0][0].time)
 
@@ -106,7 +126,12 @@ def test_a_run_that_waits_for_its_sensors_began_when_the_log_says(tmp_path: Path
 def test_who_is_there_stands_in_the_log(tmp_path: Path) -> None:
     spec = record(tmp_path, closed(1))
     with event_log.logging(tmp_path, lambda _: None) as report:
-        report(Gathering(federation=spec.federation, run=spec.run, nodes=2, rounds=0, what="sensor"))
+        report(
+            Gathering(federation=spec.federation, run=spec.run, nodes=2, rounds=0, what="sensor")
+        )
         report(NodeJoined(node="oven"))
     run = read(tmp_path).runs[spec.run]
-    assert {name: status.doing for name, status in run.status.items()} == {"press": "absent", "oven": "waiting"}
+    assert {name: status.doing for name, status in run.status.items()} == {
+        "press": "absent",
+        "oven": "waiting",
+    }

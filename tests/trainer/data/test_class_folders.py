@@ -1,4 +1,6 @@
-"""A plant's folder becomes images in an order that depends on their content alone, or an error that says what to do."""
+"""A plant's folder becomes images in an order that depends on their content alone,
+or an error that says what to do.
+"""
 
 import hashlib
 import json
@@ -35,12 +37,16 @@ def labelled(*counts: int) -> LabelledImages:
     """As many images of each class as `counts` says."""
     labels = np.repeat(np.arange(len(counts)), counts)
     names = tuple(f"{number:064x}" for number in range(len(labels)))
-    return LabelledImages(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, names, tuple(map(Path, names)))
+    return LabelledImages(
+        np.zeros((len(labels), 2, 2, 3), np.uint8), labels, names, tuple(map(Path, names))
+    )
 
 
 def refused(caught: pytest.ExceptionInfo[UsageError], *named: object) -> None:
     """The error names all of these and says what to do."""
-    assert all(str(what) in caught.value.what + caught.value.remedy for what in named), str(caught.value)
+    assert all(str(what) in caught.value.what + caught.value.remedy for what in named), str(
+        caught.value
+    )
     assert caught.value.remedy
 
 
@@ -55,7 +61,9 @@ def test_every_image_is_found_in_the_class_of_its_folder(tmp_path: Path) -> None
     assert catalogue.findings == ()
 
 
-def test_images_are_ordered_by_content_whatever_their_names_suffixes_and_folders_are_called(tmp_path: Path) -> None:
+def test_images_are_ordered_by_content_whatever_their_names_suffixes_and_folders_are_called(
+    tmp_path: Path,
+) -> None:
     plant = draw(tmp_path / "plant")
     for number, entry in enumerate(class_folders.scan(plant).entries):
         renamed = f"{(7 * number) % 12:02}.{('png', 'jpg', 'BMP')[number % 3]}"
@@ -70,7 +78,9 @@ def test_images_are_ordered_by_content_whatever_their_names_suffixes_and_folders
     assert np.array_equal(first.labels, second.labels)
 
 
-def test_the_same_image_twice_in_a_class_counts_once_with_a_warning_that_names_both(tmp_path: Path) -> None:
+def test_the_same_image_twice_in_a_class_counts_once_with_a_warning_that_names_both(
+    tmp_path: Path,
+) -> None:
     plant = draw(tmp_path / "plant")
     original = plant / "patches" / "0-1.png"
     twin = copy(original, plant / "patches" / "again.png")
@@ -91,7 +101,9 @@ def test_the_same_image_in_two_classes_is_refused_and_both_files_are_named(tmp_p
     refused(caught, original, twin, "remove")
 
 
-def test_other_files_and_images_outside_class_folders_are_ignored_with_a_warning(tmp_path: Path) -> None:
+def test_other_files_and_images_outside_class_folders_are_ignored_with_a_warning(
+    tmp_path: Path,
+) -> None:
     plant = draw(tmp_path / "plant")
     (plant / "patches" / "notes.txt").write_text("not an image")
     copy(plant / "patches" / "0-1.png", plant / "loose.png")
@@ -130,7 +142,9 @@ def test_annotated_pictures_are_no_images_by_their_content_or_else_by_their_name
     ]
 
 
-def test_folders_of_one_class_are_merged_and_the_same_image_in_both_counts_once_with_a_warning(tmp_path: Path) -> None:
+def test_folders_of_one_class_are_merged_and_the_same_image_in_both_counts_once_with_a_warning(
+    tmp_path: Path,
+) -> None:
     plant = plants.draw(tmp_path / "plant", 4, 0, ("patches", "Kratzer", "scratches"), size=8)
     original = plant / "Kratzer" / "0-1.png"
     twin = copy(original, plant / "scratches" / "again.png")
@@ -141,13 +155,17 @@ def test_folders_of_one_class_are_merged_and_the_same_image_in_both_counts_once_
     (finding,) = merged.findings
     assert (finding.severity, set(finding.files)) == ("warning", {str(original), str(twin)})
     images = class_folders.load(merged, CLASSES, 8)
-    assert {"Kratzer/0-0.png", "scratches/0-0.png"} < set(images.names), "messages name the files where they lie"
+    assert {"Kratzer/0-0.png", "scratches/0-0.png"} < set(images.names), (
+        "messages name the files where they lie"
+    )
 
 
 # What is refused
 
 
-@pytest.mark.parametrize("layout", ["missing", "file", "empty", "loose", "deep", "deep with a contact sheet"])
+@pytest.mark.parametrize(
+    "layout", ["missing", "file", "empty", "loose", "deep", "deep with a contact sheet"]
+)
 def test_a_folder_without_class_folders_is_refused_by_name(tmp_path: Path, layout: str) -> None:
     folder = tmp_path / layout
     if layout == "file":
@@ -160,7 +178,12 @@ def test_a_folder_without_class_folders_is_refused_by_name(tmp_path: Path, layou
         draw(folder / "train")
     with pytest.raises(UsageError) as caught:
         class_folders.scan(folder)
-    expected = {"missing": "does not exist", "file": "is not a folder", "empty": "no class folders", "loose": "its own"}
+    expected = {
+        "missing": "does not exist",
+        "file": "is not a folder",
+        "empty": "no class folders",
+        "loose": "its own",
+    }
     refused(caught, folder, "folder", expected.get(layout, str(folder / "train")))
 
 
@@ -173,12 +196,20 @@ def test_an_image_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     refused(caught, gone, "No such file", "remove")
 
 
-def test_a_folder_that_is_no_class_of_the_federation_is_named_with_the_nearest_class(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_class_of_the_federation_is_named_with_the_nearest_class(
+    tmp_path: Path,
+) -> None:
     plant = draw(tmp_path / "plant")
     (plant / "scratches").rename(plant / "scrathces")
     with pytest.raises(UsageError) as caught:
         class_folders.load(class_folders.scan(plant), CLASSES, 8)
-    refused(caught, "'scrathces' is none", "perhaps scratches (spelled alike)", "--alias scrathces=scratches", *CLASSES)
+    refused(
+        caught,
+        "'scrathces' is none",
+        "perhaps scratches (spelled alike)",
+        "--alias scrathces=scratches",
+        *CLASSES,
+    )
 
 
 def test_all_broken_images_are_counted_and_the_first_ten_named(tmp_path: Path) -> None:
@@ -196,15 +227,21 @@ def test_all_broken_images_are_counted_and_the_first_ten_named(tmp_path: Path) -
 # What is loaded
 
 
-def test_images_have_the_asked_size_and_labels_are_positions_in_the_federations_classes(tmp_path: Path) -> None:
+def test_images_have_the_asked_size_and_labels_are_positions_in_the_federations_classes(
+    tmp_path: Path,
+) -> None:
     catalogue = class_folders.scan(draw(tmp_path / "plant"))
     classes = ("another", *reversed(CLASSES))
     images = class_folders.load(catalogue, classes, 5)
     assert images.images.shape == (12, 5, 5, 3)
     assert images.images.dtype == np.uint8
     assert images.labels.dtype == np.int64
-    assert [classes[label] for label in images.labels] == [entry.class_name for entry in catalogue.entries]
-    assert images.names == tuple(f"{entry.class_name}/{entry.path.name}" for entry in catalogue.entries)
+    assert [classes[label] for label in images.labels] == [
+        entry.class_name for entry in catalogue.entries
+    ]
+    assert images.names == tuple(
+        f"{entry.class_name}/{entry.path.name}" for entry in catalogue.entries
+    )
 
 
 def test_taking_positions_keeps_images_labels_digests_and_names_together(tmp_path: Path) -> None:
@@ -213,7 +250,10 @@ def test_taking_positions_keeps_images_labels_digests_and_names_together(tmp_pat
     for position, original in enumerate((7, 2)):
         assert np.array_equal(taken.images[position], images.images[original])
         assert taken.labels[position] == images.labels[original]
-        assert (taken.digests[position], taken.names[position]) == (images.digests[original], images.names[original])
+        assert (taken.digests[position], taken.names[position]) == (
+            images.digests[original],
+            images.names[original],
+        )
 
 
 # What is held out
@@ -261,7 +301,8 @@ def test_every_image_is_in_one_fold_and_every_fold_has_its_share_of_each_class()
 
 # Groups of images that belong on one side
 
-grouped = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 24)), min_size=1, max_size=80)  # label, group
+# label, group
+grouped = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 24)), min_size=1, max_size=80)
 
 
 def with_groups(pairs: list[tuple[int, int]]) -> LabelledImages:
@@ -291,7 +332,8 @@ def test_a_group_is_held_out_whole_or_not_at_all_and_every_class_is_on_both_side
         or min(map(len, classes.values())) < 5
         or sum(map(len, classes.values())) < 20
         or (
-            len(set().union(*classes.values())) < sum(map(len, classes.values()))  # a group of several classes
+            # a group of several classes
+            len(set().union(*classes.values())) < sum(map(len, classes.values()))
         )
     )
     if split:
@@ -305,19 +347,36 @@ def test_a_group_is_held_out_whole_or_not_at_all_and_every_class_is_on_both_side
 
 
 def test_about_a_fifth_is_held_out_of_groups_of_unequal_sizes() -> None:
-    pairs = [(label, 30 * label + group) for label in (0, 1) for group in range(20) for _ in range(1 + group % 4)]
+    pairs = [
+        (label, 30 * label + group)
+        for label in (0, 1)
+        for group in range(20)
+        for _ in range(1 + group % 4)
+    ]
     split = class_folders.split_holdout(with_groups(pairs), 0.2, seed=0)
     assert split is not None
     assert np.bincount(split[1].labels).tolist() == [10, 10]
 
 
 def test_many_pictures_of_few_spots_are_too_few_to_hold_any_out() -> None:
-    assert class_folders.split_holdout(with_groups([(n // 90, n // 10) for n in range(180)]), 0.2, seed=0) is None
-    assert class_folders.split_holdout(with_groups([(n // 90, n // 5) for n in range(180)]), 0.2, seed=0) is not None
+    assert (
+        class_folders.split_holdout(
+            with_groups([(n // 90, n // 10) for n in range(180)]), 0.2, seed=0
+        )
+        is None
+    )
+    assert (
+        class_folders.split_holdout(
+            with_groups([(n // 90, n // 5) for n in range(180)]), 0.2, seed=0
+        )
+        is not None
+    )
 
 
 @given(grouped, st.integers(1, 6))
-def test_every_group_is_in_one_fold_and_no_fold_is_empty(pairs: list[tuple[int, int]], count: int) -> None:
+def test_every_group_is_in_one_fold_and_no_fold_is_empty(
+    pairs: list[tuple[int, int]], count: int
+) -> None:
     images = with_groups(pairs)
     assert images.groups is not None
     folds = class_folders.split_folds(images, count, seed=0)
@@ -351,4 +410,6 @@ def test_a_pipe_among_the_images_keeps_nobody_waiting_and_is_named(tmp_path):
     folder = draw(tmp_path)
     pipe = next(folder.glob("*/*")).with_name("pipe.png")
     os.mkfifo(pipe)
-    assert scan_folder(folder).unreadable == {pipe: f"{pipe} cannot be read: it is a pipe or a device"}
+    assert scan_folder(folder).unreadable == {
+        pipe: f"{pipe} cannot be read: it is a pipe or a device"
+    }

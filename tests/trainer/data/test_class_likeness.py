@@ -42,16 +42,22 @@ def test_a_model_that_takes_everything_for_one_class_has_no_vote(tmp_path: Path)
     paint(tmp_path / "two" / "Rot", "red", "red")
     paint(tmp_path / "two" / "green", "green")
     paint(tmp_path / "two" / "Blau", "blue")
-    assert count_votes(bundle, scan_folder(tmp_path / "two").entries, CLASSES)["Rot"] == Counter(red=2)
+    assert count_votes(bundle, scan_folder(tmp_path / "two").entries, CLASSES)["Rot"] == Counter(
+        red=2
+    )
 
 
 def test_of_a_large_folder_fifty_images_are_looked_at(tmp_path: Path) -> None:
     paint(tmp_path / "images" / "Rot", *["red"] * 60)
     entries = scan_folder(tmp_path / "images").entries
-    assert count_votes(tiny_bundle(tmp_path / "bundle").folder, entries, CLASSES) == {"Rot": Counter(red=50)}
+    assert count_votes(tiny_bundle(tmp_path / "bundle").folder, entries, CLASSES) == {
+        "Rot": Counter(red=50)
+    }
 
 
 def test_a_bundle_of_other_classes_is_refused(tmp_path: Path) -> None:
     bundle = tiny_bundle(tmp_path / "bundle").folder
-    with pytest.raises(UsageError, match="knows none of the federation's classes, but red, green, blue"):
+    with pytest.raises(
+        UsageError, match="knows none of the federation's classes, but red, green, blue"
+    ):
         count_votes(bundle, [], ("inclusion", "patches"))

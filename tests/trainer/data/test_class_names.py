@@ -1,4 +1,6 @@
-"""A plant's name of a class is recognised by its spelling or as a technical term, and a class is proposed, with why."""
+"""A plant's name of a class is recognised by its spelling or as a technical term,
+and a class is proposed, with why.
+"""
 
 from collections import Counter
 
@@ -16,17 +18,29 @@ GC10 = tuple(DATASETS["gc10-det"].classes)
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("Scratches", "scratch"), ("01_surface-scratch", "Scratch"), ("rolled-in_scale", "RolledInScale"),
-        ("Löcher", "loecher"), ("Weißrost", "weissrost"), ("corrosión", "Corrosion"), ("pęknięcie", "pekniecie"),
-        ("patches", "patch"), ("Oberflächenfehler 2", "oberflaechenfehler"), ("łuska", "luska"),
+        ("Scratches", "scratch"),
+        ("01_surface-scratch", "Scratch"),
+        ("rolled-in_scale", "RolledInScale"),
+        ("Löcher", "loecher"),
+        ("Weißrost", "weissrost"),
+        ("corrosión", "Corrosion"),
+        ("pęknięcie", "pekniecie"),
+        ("patches", "patch"),
+        ("Oberflächenfehler 2", "oberflaechenfehler"),
+        ("łuska", "luska"),
     ],
-)  # fmt: skip
-def test_case_accents_hyphens_numbers_plurals_and_fillers_do_not_matter(one: str, other: str) -> None:
+)
+def test_case_accents_hyphens_numbers_plurals_and_fillers_do_not_matter(
+    one: str, other: str
+) -> None:
     assert class_names.normalise(one) == class_names.normalise(other)
 
 
 def test_a_name_of_fillers_or_numbers_alone_keeps_them() -> None:
-    assert (class_names.normalise("surface defect"), class_names.normalise("12")) == ("surface defect", "12")
+    assert (class_names.normalise("surface defect"), class_names.normalise("12")) == (
+        "surface defect",
+        "12",
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,9 +69,20 @@ def test_a_class_is_proposed_by_name(name: str, class_name: str, reason: str) ->
 
 
 def test_folders_of_public_data_sets_find_their_classes_in_pinyin() -> None:
-    folders = ("1_chongkong", "2_hanfeng", "3_yueyawan", "4_shuiban", "5_youban", "6_siban", "7_yiwu", "8_yahen")
+    folders = (
+        "1_chongkong",
+        "2_hanfeng",
+        "3_yueyawan",
+        "4_shuiban",
+        "5_youban",
+        "6_siban",
+        "7_yiwu",
+        "8_yahen",
+    )
     folders += ("9_zhehen", "10_yaozhe")
-    assert [[each.class_name for each in propose(name, GC10)] for name in folders] == [[name] for name in GC10]
+    assert [[each.class_name for each in propose(name, GC10)] for name in folders] == [
+        [name] for name in GC10
+    ]
 
 
 def test_the_federation_may_speak_another_language_than_english() -> None:
@@ -66,7 +91,10 @@ def test_the_federation_may_speak_another_language_than_english() -> None:
 
 
 def test_a_word_that_stands_for_several_classes_proposes_them_in_the_classes_order() -> None:
-    assert [each.class_name for each in propose("Flecken", ["stain", "rust", "patches"])] == ["stain", "patches"]
+    assert [each.class_name for each in propose("Flecken", ["stain", "rust", "patches"])] == [
+        "stain",
+        "patches",
+    ]
 
 
 @pytest.mark.parametrize("name", ["Rost", "Schale", "crack", "part 7", "12", "划", "~"])
@@ -75,7 +103,9 @@ def test_nothing_is_proposed_for_what_is_something_else_or_nothing(name: str) ->
 
 
 @pytest.mark.parametrize(
-    "other", [each for name, each in DATASETS.items() if name != "neu-cls"], ids=lambda each: each.name
+    "other",
+    [each for name, each in DATASETS.items() if name != "neu-cls"],
+    ids=lambda each: each.name,
 )
 def test_no_class_of_one_data_set_is_taken_for_a_different_one_of_another(other: object) -> None:
     found = {name: [each.class_name for each in propose(name, NEU)] for name in other.classes}  # type: ignore[attr-defined]
@@ -91,9 +121,15 @@ def test_no_class_of_one_data_set_is_taken_for_a_different_one_of_another(other:
 
 
 def test_every_term_has_a_language_and_a_form_and_stands_once_in_its_concept() -> None:
-    assert all(term.key and term.language for terms in class_names._concepts().values() for term in terms)
+    assert all(
+        term.key and term.language for terms in class_names._concepts().values() for term in terms
+    )
     for concept, terms in class_names._concepts().items():
-        doubled = [term for term, count in Counter((each.text, each.language) for each in terms).items() if count > 1]
+        doubled = [
+            term
+            for term, count in Counter((each.text, each.language) for each in terms).items()
+            if count > 1
+        ]
         assert doubled == [], concept
 
 
@@ -103,7 +139,10 @@ def test_every_term_has_a_language_and_a_form_and_stands_once_in_its_concept() -
 @pytest.mark.parametrize(
     ("votes", "expected"),
     [
-        ({"scratches": 9, "patches": 1}, Proposal("scratches", "German; 9 of 10 of its images look like it to bundle")),
+        (
+            {"scratches": 9, "patches": 1},
+            Proposal("scratches", "German; 9 of 10 of its images look like it to bundle"),
+        ),
         (
             {"patches": 9, "scratches": 1},
             Proposal("scratches", "German; but 9 of 10 of its images look like patches to bundle"),
@@ -112,8 +151,10 @@ def test_every_term_has_a_language_and_a_form_and_stands_once_in_its_concept() -
         ({"dust": 9, "scratches": 1}, Proposal("scratches", "German")),
         ({}, Proposal("scratches", "German")),
     ],
-)  # fmt: skip
-def test_votes_support_what_the_name_says_or_contradict_it(votes: dict[str, int], expected: Proposal) -> None:
+)
+def test_votes_support_what_the_name_says_or_contradict_it(
+    votes: dict[str, int], expected: Proposal
+) -> None:
     assert add_votes([Proposal("scratches", "German")], Counter(votes), NEU, "bundle") == expected
 
 
@@ -126,9 +167,12 @@ def test_votes_choose_among_several_classes_of_one_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("votes", "proposed"), [({"patches": 6, "crazing": 4}, True), ({"patches": 5, "crazing": 5}, False)]
+    ("votes", "proposed"),
+    [({"patches": 6, "crazing": 4}, True), ({"patches": 5, "crazing": 5}, False)],
 )
-def test_without_a_known_name_most_images_must_look_like_one_class(votes: dict[str, int], proposed: bool) -> None:
+def test_without_a_known_name_most_images_must_look_like_one_class(
+    votes: dict[str, int], proposed: bool
+) -> None:
     expected = Proposal("patches", "6 of 10 of its images look like it to b") if proposed else None
     assert add_votes([], Counter(votes), NEU, "b") == expected
 
@@ -140,8 +184,9 @@ def test_the_error_names_all_unknown_folders_what_they_may_be_and_the_options_to
     with pytest.raises(UsageError) as caught:
         class_names.check_class_folders(["Kratzer", "patches", "tiefe Narben", "xyz"], NEU)
     assert caught.value.what == (
-        f"'Kratzer', 'tiefe Narben', 'xyz' are none of the federation's classes, which are {', '.join(NEU)}; "
-        "Kratzer is perhaps scratches (German for it); tiefe Narben is perhaps pitted_surface (Narben is German for it)"
+        "'Kratzer', 'tiefe Narben', 'xyz' are none of the federation's classes, which are "
+        f"{', '.join(NEU)}; Kratzer is perhaps scratches (German for it); tiefe Narben is "
+        "perhaps pitted_surface (Narben is German for it)"
     )
     options = "--alias Kratzer=scratches --alias 'tiefe Narben=pitted_surface' --alias xyz=CLASS"
     assert options in caught.value.remedy
@@ -155,7 +200,11 @@ def test_folders_that_are_classes_are_accepted() -> None:
     ("alias", "why", "remedy"),
     [
         ({"Kratzr": "scratches"}, "no class folder is called 'Kratzr'", "did you mean 'Kratzer'?"),
-        ({"Kratzer": "scratch"}, "'scratch' is none of the federation's classes", "did you mean 'scratches'?"),
+        (
+            {"Kratzer": "scratch"},
+            "'scratch' is none of the federation's classes",
+            "did you mean 'scratches'?",
+        ),
     ],
 )
 def test_an_alias_of_no_folder_or_for_no_class_is_answered_with_the_nearest(

@@ -18,7 +18,11 @@ def named(source: str) -> list[str]:
     """The names that stand in texts but docstrings."""
     tree = ast.parse(source)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and id(node) not in docstrings
+    ]
     return [name for text in texts if isinstance(text, str) for name in NAMES.findall(text)]
 
 
@@ -33,5 +37,8 @@ def test_nothing_else_names_one() -> None:
 
 
 def test_a_name_is_found_wherever_it_stands() -> None:
-    source = '"""Of iid."""\nScheme("iid", 2)\nhelp = "--partition dirichlet,alpha=1; neu-cls"\nx = "x-sdd-2"  # iid'
+    source = (
+        '"""Of iid."""\nScheme("iid", 2)\nhelp = "--partition dirichlet,alpha=1; neu-cls"\nx = '
+        '"x-sdd-2"  # iid'
+    )
     assert sorted(named(source)) == ["dirichlet", "iid", "neu-cls"]

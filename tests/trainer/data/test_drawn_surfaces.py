@@ -1,4 +1,6 @@
-"""Drawn surfaces: the same for the same seed, different between plants, told apart by their defects only."""
+"""Drawn surfaces: the same for the same seed, different between plants,
+told apart by their defects only.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -29,11 +31,16 @@ def test_a_seed_and_a_plant_determine_every_pixel() -> None:
     one = drawn_surfaces.draw_images(EACH, SIZE, seed=3, plant=1)
     assert np.array_equal(one, drawn_surfaces.draw_images(EACH, SIZE, seed=3, plant=1))
     for seed, plant in ((4, 1), (3, 2)):
-        assert not np.array_equal(one, drawn_surfaces.draw_images(EACH, SIZE, seed=seed, plant=plant))
+        assert not np.array_equal(
+            one, drawn_surfaces.draw_images(EACH, SIZE, seed=seed, plant=plant)
+        )
 
 
 def test_another_seed_draws_other_defects_and_not_only_in_another_light() -> None:
-    one, other = (drawn_surfaces.draw_images(EACH, SIZE, seed)[..., 0].reshape(len(EACH), -1) for seed in (3, 4))
+    one, other = (
+        drawn_surfaces.draw_images(EACH, SIZE, seed)[..., 0].reshape(len(EACH), -1)
+        for seed in (3, 4)
+    )
     likeness = [np.corrcoef(mine, theirs)[0, 1] for mine, theirs in zip(one, other, strict=True)]
     assert np.mean(likeness) < 0.3
 
@@ -51,13 +58,17 @@ def test_plants_differ_in_camera_light_and_sheet() -> None:
 
 def test_a_plants_style_shows_in_its_images() -> None:
     plants = sorted(range(5), key=lambda plant: drawn_surfaces.draw_style(0, plant).brightness)
-    means = [drawn_surfaces.draw_images(np.repeat(EACH, 5), SIZE, 0, plant).mean() for plant in plants]
+    means = [
+        drawn_surfaces.draw_images(np.repeat(EACH, 5), SIZE, 0, plant).mean() for plant in plants
+    ]
     assert means[-1] - means[0] > 20
     assert means == sorted(means)
 
 
 def nearest_centroid(features: np.ndarray, labels: np.ndarray) -> float:
-    """Accuracy on every second row [n, f] of assigning it to the nearest class mean of the other rows."""
+    """Accuracy on every second row [n, f] of assigning it to the nearest class mean of the other
+    rows.
+    """
     scaled = (features - features.mean(0)) / features.std(0)
     centroids = np.stack([scaled[::2][labels[::2] == label].mean(0) for label in np.unique(labels)])
     distances = ((scaled[1::2, None] - centroids) ** 2).sum(2)
@@ -115,7 +126,9 @@ def test_the_files_are_the_drawn_pixels(tmp_path: Path) -> None:
 
 
 def test_each_plant_gets_a_folder_that_join_can_take_and_a_sheet_shows_them(tmp_path: Path) -> None:
-    count = drawn_surfaces.write_plants(tmp_path / "out", plants=3, per_class=2, size=32, seed=0, report=ignore)
+    count = drawn_surfaces.write_plants(
+        tmp_path / "out", plants=3, per_class=2, size=32, seed=0, report=ignore
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "contact-sheet.png",
         "plant-1",
@@ -123,7 +136,9 @@ def test_each_plant_gets_a_folder_that_join_can_take_and_a_sheet_shows_them(tmp_
         "plant-3",
     ]
     assert (
-        count == sum(len(class_folders.scan(tmp_path / "out" / f"plant-{n}").entries) for n in (1, 2, 3)) == 3 * 2 * 7
+        count
+        == sum(len(class_folders.scan(tmp_path / "out" / f"plant-{n}").entries) for n in (1, 2, 3))
+        == 3 * 2 * 7
     )
     with Image.open(tmp_path / "out" / "contact-sheet.png") as sheet:
         assert sheet.size == (3 * 2 * 32, 7 * 32)

@@ -1,4 +1,6 @@
-"""Images belong together by pixels, by likeness and by what the user says; a rule that says nonsense is refused."""
+"""Images belong together by pixels, by likeness and by what the user says;
+a rule that says nonsense is refused.
+"""
 
 from pathlib import Path
 
@@ -32,18 +34,28 @@ def test_linked_positions_share_a_number_directly_or_through_others_and_no_other
 
 
 def entries(*names: str) -> list[Entry]:
-    return [Entry(Path("images", name), name.split("/")[0], f"{number:064x}") for number, name in enumerate(names)]
+    return [
+        Entry(Path("images", name), name.split("/")[0], f"{number:064x}")
+        for number, name in enumerate(names)
+    ]
 
 
-SPOTS = entries("dent/s1_a.png", "dent/s1_b.png", "dent/s2_a.png", "rust/s2_b.png", "rust/other.png")
+SPOTS = entries(
+    "dent/s1_a.png", "dent/s1_b.png", "dent/s2_a.png", "rust/s2_b.png", "rust/other.png"
+)
 
 
 @pytest.mark.parametrize(
     ("pattern", "keys"),
-    [("^s[0-9]+", ["s1", "s1", "s2", "s2", None]), ("^(s[0-9]+)_(?:a|b)", ["s1", "s1", "s2", "s2", None])],
+    [
+        ("^s[0-9]+", ["s1", "s1", "s2", "s2", None]),
+        ("^(s[0-9]+)_(?:a|b)", ["s1", "s1", "s2", "s2", None]),
+    ],
     ids=["the whole match", "its parentheses"],
 )
-def test_a_pattern_names_the_group_of_each_file_that_it_matches(pattern: str, keys: list[str | None]) -> None:
+def test_a_pattern_names_the_group_of_each_file_that_it_matches(
+    pattern: str, keys: list[str | None]
+) -> None:
     found = read_keys(pattern, SPOTS)
     assert [found.get(entry.path) for entry in SPOTS] == keys
 
@@ -56,7 +68,9 @@ def test_a_pattern_names_the_group_of_each_file_that_it_matches(pattern: str, ke
         ("png", "puts all 5 images into one group, 'png'"),
     ],
 )
-def test_a_pattern_that_cannot_be_meant_is_refused_with_one_that_could(pattern: str, complaint: str) -> None:
+def test_a_pattern_that_cannot_be_meant_is_refused_with_one_that_could(
+    pattern: str, complaint: str
+) -> None:
     with pytest.raises(UsageError, match=complaint) as caught:
         read_keys(pattern, SPOTS)
     assert "--group" in caught.value.what
@@ -69,10 +83,14 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_a_table_names_the_group_of_each_image_in_it(tmp_path: Path) -> None:
-    table = write(tmp_path, "group,file,note\none,dent/s1_a.png,\none,rust\\s2_b.png,x\ntwo,dent/s2_a.png,\n")
+    table = write(
+        tmp_path, "group,file,note\none,dent/s1_a.png,\none,rust\\s2_b.png,x\ntwo,dent/s2_a.png,\n"
+    )
     assert {path.name: key for path, key in read_keys(table, SPOTS).items()} == {
-        "s1_a.png": "one", "s2_b.png": "one", "s2_a.png": "two",
-    }  # fmt: skip
+        "s1_a.png": "one",
+        "s2_b.png": "one",
+        "s2_a.png": "two",
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,9 +98,15 @@ def test_a_table_names_the_group_of_each_image_in_it(tmp_path: Path) -> None:
     [
         ("file,kind\n", "lacks the column group"),
         ("", "lacks the column file"),
-        ("file,group\ndent/s1_a.png,one\ndent/gone.png,one\n", "line 3: there is no image 'dent/gone.png' in images"),
+        (
+            "file,group\ndent/s1_a.png,one\ndent/gone.png,one\n",
+            "line 3: there is no image 'dent/gone.png' in images",
+        ),
         ("file,group\ndent/s1_a.png,\n", "line 2: it has no group"),
-        ("file,group\ndent/s1_a.png,1\ndent/s1_a.png,2\n", "puts dent/s1_a.png into two groups, '1' and '2'"),
+        (
+            "file,group\ndent/s1_a.png,1\ndent/s1_a.png,2\n",
+            "puts dent/s1_a.png into two groups, '1' and '2'",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -109,7 +133,9 @@ def test_a_row_may_name_a_copy_that_the_scan_counts_only_once(tmp_path: Path) ->
     assert read_keys(write(tmp_path, "file,group\npatches/copy.png,a\npatches/0-0.png,a\n"), found)
 
 
-def test_pixels_likeness_and_keys_each_make_groups_and_unreadable_files_have_none(tmp_path: Path) -> None:
+def test_pixels_likeness_and_keys_each_make_groups_and_unreadable_files_have_none(
+    tmp_path: Path,
+) -> None:
     folder = plants.draw(tmp_path / "images", 4, seed=0, size=64) / "patches"
     first = Image.open(folder / "0-0.png")
     first.save(folder / "same.bmp")
@@ -117,7 +143,11 @@ def test_pixels_likeness_and_keys_each_make_groups_and_unreadable_files_have_non
     (folder / "broken.png").write_bytes(b"no image")
     found = scan_folder(tmp_path / "images").entries
     groups = group_entries(found, {folder / "0-1.png": "k", folder / "0-2.png": "k"})
-    number = {entry.path.name: groups.get(entry.digest) for entry in found if entry.class_name == "patches"}
+    number = {
+        entry.path.name: groups.get(entry.digest)
+        for entry in found
+        if entry.class_name == "patches"
+    }
     assert number["0-0.png"] == number["same.bmp"] == number["like.png"]
     assert number["0-1.png"] == number["0-2.png"]
     assert number["broken.png"] is None

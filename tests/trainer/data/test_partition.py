@@ -1,4 +1,6 @@
-"""Simulated plants share a data set: each image in one place, each count as asked, the same for the same seed."""
+"""Simulated plants share a data set: each image in one place, each count as asked,
+the same for the same seed.
+"""
 
 import hashlib
 import json
@@ -22,14 +24,19 @@ from trainer.data.partitions import PARTITIONS, make
 CLASSES = ("crazing", "inclusion", "patches", "pitted", "scale", "scratches")
 PLENTY = dict.fromkeys(CLASSES, 200)
 SEEDS = range(6)
-ONE_SOURCE = [name for name in PARTITIONS if make(name, {}).within_source() is None]  # the others take several
+# the others take several
+ONE_SOURCE = [name for name in PARTITIONS if make(name, {}).within_source() is None]
 schemes = pytest.mark.parametrize("scheme", ONE_SOURCE)
 
 
 def catalogue(counts: Mapping[str, int] = PLENTY) -> Catalogue:
     """Entries without files: so many images of each class."""
     entries = [
-        Entry(Path(f"{name}/{number}.png"), name, hashlib.sha256(f"{name} {number}".encode()).hexdigest())
+        Entry(
+            Path(f"{name}/{number}.png"),
+            name,
+            hashlib.sha256(f"{name} {number}".encode()).hexdigest(),
+        )
         for name, count in counts.items()
         for number in range(count)
     ]
@@ -52,15 +59,21 @@ def classes(part: Catalogue) -> Counter[str]:
 @schemes
 @pytest.mark.parametrize("pool", ["report", "tuning", "all"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_image_is_in_two_shares_or_on_both_sides_of_one(scheme: str, pool: str, seed: int) -> None:
+def test_no_image_is_in_two_shares_or_on_both_sides_of_one(
+    scheme: str, pool: str, seed: int
+) -> None:
     shares = Scheme(scheme, 5, 10, seed, pool=pool).shares(catalogue())
-    held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
+    held = [
+        digest for share in shares for part in (share.train, share.test) for digest in digests(part)
+    ]
     assert len(held) == len(set(held))
 
 
 @schemes
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_node_gets_exactly_its_training_images_ordered_by_digest(scheme: str, seed: int) -> None:
+def test_every_node_gets_exactly_its_training_images_ordered_by_digest(
+    scheme: str, seed: int
+) -> None:
     shares = Scheme(scheme, 4, 11, seed).shares(catalogue())
     assert [share.node for share in shares] == ["plant-1", "plant-2", "plant-3", "plant-4"]
     for share in shares:
@@ -71,7 +84,9 @@ def test_every_node_gets_exactly_its_training_images_ordered_by_digest(scheme: s
 
 @schemes
 @pytest.mark.parametrize("seed", SEEDS)
-def test_held_out_images_are_of_the_nodes_classes_in_their_proportions(scheme: str, seed: int) -> None:
+def test_held_out_images_are_of_the_nodes_classes_in_their_proportions(
+    scheme: str, seed: int
+) -> None:
     for share in Scheme(scheme, 3, 10, seed, test_samples=60).shares(catalogue()):
         train, test = classes(share.train), classes(share.test)
         assert train.keys() == test.keys()
@@ -79,14 +94,16 @@ def test_held_out_images_are_of_the_nodes_classes_in_their_proportions(scheme: s
         assert test.total() == 60
 
 
-def test_at_least_one_image_of_each_of_a_nodes_classes_is_held_out_however_few_are_asked_for() -> None:
+def test_at_least_one_image_of_each_class_is_held_out_however_few_are_asked_for() -> None:
     for share in Scheme("iid", 2, 12, 0, test_samples=2).shares(catalogue()):
         assert classes(share.test) == dict.fromkeys(CLASSES, 1)
 
 
 @schemes
 def test_the_seed_alone_decides(scheme: str) -> None:
-    one, same, other = (layout(Scheme(scheme, 4, 10, seed).shares(catalogue())) for seed in (1, 1, 2))
+    one, same, other = (
+        layout(Scheme(scheme, 4, 10, seed).shares(catalogue())) for seed in (1, 1, 2)
+    )
     assert one == same
     assert one != other
 
@@ -97,7 +114,9 @@ def test_renaming_and_moving_files_changes_nothing(scheme: str, tmp_path: Path) 
     request = Scheme(scheme, 2, 6, 3, pool="all")
     before = layout(request.shares(class_folders.scan(folder)))
     for number, entry in enumerate(class_folders.scan(folder).entries):
-        entry.path.rename(entry.path.with_name(f"{(5 * number) % 36:02}.{('bmp', 'jpg')[number % 2]}"))
+        entry.path.rename(
+            entry.path.with_name(f"{(5 * number) % 36:02}.{('bmp', 'jpg')[number % 2]}")
+        )
     assert layout(request.shares(class_folders.scan(folder.rename(tmp_path / "moved")))) == before
 
 
@@ -112,7 +131,9 @@ def test_iid_nodes_all_have_the_same_number_of_each_class() -> None:
 def test_disjoint_nodes_have_as_many_classes_as_asked_evenly_and_no_class_is_left_out(
     seed: int, nodes: int, each: int
 ) -> None:
-    shares = Scheme("disjoint", nodes, 20, seed, options={"classes_per_node": each}).shares(catalogue())
+    shares = Scheme("disjoint", nodes, 20, seed, options={"classes_per_node": each}).shares(
+        catalogue()
+    )
     for share in shares:
         counts = classes(share.train)
         assert len(counts) == each
@@ -124,7 +145,9 @@ def test_disjoint_nodes_have_as_many_classes_as_asked_evenly_and_no_class_is_lef
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_disjoint_nodes_draw_their_classes_by_themselves_if_asked_to(seed: int) -> None:
-    shares = Scheme("disjoint,deal=random", 5, 10, seed, options={"classes_per_node": 3}).shares(catalogue())
+    shares = Scheme("disjoint,deal=random", 5, 10, seed, options={"classes_per_node": 3}).shares(
+        catalogue()
+    )
     mine = [frozenset(classes(share.train)) for share in shares]
     assert [len(names) for names in mine] == [3] * 5
     assert all(sorted(classes(share.train).values()) == [3, 3, 4] for share in shares)
@@ -133,7 +156,10 @@ def test_disjoint_nodes_draw_their_classes_by_themselves_if_asked_to(seed: int) 
 def test_drawn_classes_overlap_more_than_dealt_ones() -> None:
     def held_by_nobody(partition: str) -> list[int]:
         many = [Scheme(partition, 5, 10, seed).shares(catalogue()) for seed in range(20)]
-        return [len(set(CLASSES) - {name for share in shares for name in classes(share.train)}) for shares in many]
+        return [
+            len(set(CLASSES) - {name for share in shares for name in classes(share.train)})
+            for shares in many
+        ]
 
     assert not any(held_by_nobody("disjoint"))
     assert any(held_by_nobody("disjoint,deal=random"))
@@ -146,7 +172,10 @@ def test_which_classes_a_disjoint_node_has_depends_on_the_seed() -> None:
 
 def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:
     def largest(alpha: float) -> int:
-        shares = [Scheme("dirichlet", 5, 20, seed, options={"alpha": alpha}).shares(catalogue()) for seed in SEEDS]
+        shares = [
+            Scheme("dirichlet", 5, 20, seed, options={"alpha": alpha}).shares(catalogue())
+            for seed in SEEDS
+        ]
         return sum(max(classes(share.train).values()) for drawn in shares for share in drawn)
 
     assert largest(0.05) > largest(1.0) > largest(100.0)
@@ -156,11 +185,15 @@ def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("nodes", "each"), [(6, 1), (8, 1), (3, 2), (7, 2), (2, 3), (5, 4), (3, 6)])
+@pytest.mark.parametrize(
+    ("nodes", "each"), [(6, 1), (8, 1), (3, 2), (7, 2), (2, 3), (5, 4), (3, 6)]
+)
 def test_no_class_is_in_two_groups_and_nodes_of_one_group_have_its_classes_evenly(
     seed: int, nodes: int, each: int
 ) -> None:
-    shares = Scheme("groups", nodes, 20, seed, options={"classes_per_node": each}).shares(catalogue())
+    shares = Scheme("groups", nodes, 20, seed, options={"classes_per_node": each}).shares(
+        catalogue()
+    )
     count = -(-len(CLASSES) // each)
     groups = [set(classes(share.train)) for share in shares[:count]]
     assert sorted(name for group in groups for name in group) == sorted(CLASSES)
@@ -176,7 +209,9 @@ def test_which_classes_make_a_group_depends_on_the_seed() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_groups_within_sources_have_the_images_of_one_source_and_the_same_classes_in_each(seed: int) -> None:
+def test_groups_within_sources_have_the_images_of_one_source_and_the_same_classes_in_each(
+    seed: int,
+) -> None:
     sources = [stretch(name, dict.fromkeys(CLASSES, 90)) for name in "ab"]
     shares = Scheme("sources_groups", 7, 12, seed, options={"classes_per_node": 2}).shares(*sources)
     assert [share.node for share in shares] == [f"plant-{number}" for number in range(1, 8)]
@@ -193,16 +228,20 @@ def test_a_source_with_fewer_nodes_than_groups_of_its_classes_is_refused() -> No
         Scheme("sources_groups", 5, 12, 0, options={"classes_per_node": 2}),
         "the nodes of source 2, 2 of 5, cannot ",
     )
-    with pytest.raises(UsageError, match=complaint + "have 3 groups of 2 of 6 classes, one each") as caught:
+    with pytest.raises(
+        UsageError, match=complaint + "have 3 groups of 2 of 6 classes, one each"
+    ) as caught:
         scheme.shares(*sources)
     assert "--nodes 6 or more" in caught.value.remedy
     assert len(scheme._replace(nodes=6).shares(*sources)) == 6
 
 
-def test_the_nodes_that_groups_of_several_sources_take_are_those_of_the_source_with_most_classes() -> None:
+def test_groups_of_several_sources_take_the_nodes_of_the_source_with_most_classes() -> None:
     sources = [stretch(str(count), dict.fromkeys(CLASSES[:count], 90)) for count in (1, 4, 2)]
     scheme = Scheme("sources_groups", 3, 12, 0, options={"classes_per_node": 1})
-    with pytest.raises(UsageError, match="the nodes of source 2, 1 of 3, cannot have 4 groups") as caught:
+    with pytest.raises(
+        UsageError, match="the nodes of source 2, 1 of 3, cannot have 4 groups"
+    ) as caught:
         scheme.shares(*sources)
     assert "--nodes 11 or more" in caught.value.remedy
     with pytest.raises(UsageError, match="the nodes of source 2, 3 of 10, cannot"):
@@ -228,10 +267,16 @@ def test_options_may_follow_the_name_of_a_partition_and_count_before_those_of_an
         ("dirichlet,alpha=0", "an option of dirichlet cannot have this value", "a value above 0.0"),
         ("dirichlet,alpha", "is not NAME,OPTION=VALUE", "dirichlet,alpha=0.5"),
         ("dirichlet,alpha=1,alpha=2", "each option once", "dirichlet,alpha=0.5"),
-        ("groups,classes_per_node=two", "an option of groups cannot have this value", "a value of its type"),
+        (
+            "groups,classes_per_node=two",
+            "an option of groups cannot have this value",
+            "a value of its type",
+        ),
     ],
 )
-def test_an_option_that_there_is_not_is_answered_with_the_remedy(text: str, what: str, remedy: str) -> None:
+def test_an_option_that_there_is_not_is_answered_with_the_remedy(
+    text: str, what: str, remedy: str
+) -> None:
     with pytest.raises(UsageError, match=what) as caught:
         Scheme(text, 4, 10, 0).shares(catalogue())
     assert remedy in caught.value.remedy
@@ -248,7 +293,10 @@ def test_shared_images_are_the_same_ones_of_each_class_for_all_and_leave_everyth
     sources = [stretch(name, dict.fromkeys(CLASSES, 400)) for name in "ab"]
     request = Scheme(scheme, 6, 12, seed, options={"alpha": 1.0}, test_samples=20)
     own, beside = request.shares(*sources), request._replace(shared=5).shares(*sources)
-    added = [set(digests(after.train)) - set(digests(before.train)) for before, after in zip(own, beside, strict=True)]
+    added = [
+        set(digests(after.train)) - set(digests(before.train))
+        for before, after in zip(own, beside, strict=True)
+    ]
     assert all(common == added[0] for common in added)
     assert Counter(classes_of(sources, added[0])) == dict.fromkeys(CLASSES, 5)
     for before, after in zip(own, beside, strict=True):
@@ -261,12 +309,20 @@ def test_shared_images_are_of_all_sources_that_have_their_class() -> None:
     sources = [stretch("a", {"rust": 60, "scale": 60}), stretch("b", {"ash": 60, "scale": 60})]
     (first, _) = Scheme("sources", 2, 8, 0, shared=7).shares(*sources)
     common = Counter((entry.path.parts[0], entry.class_name) for entry in first.train.entries)
-    assert common == {("a", "rust"): 4 + 7, ("a", "scale"): 4 + 4, ("b", "ash"): 7, ("b", "scale"): 3}
+    assert common == {
+        ("a", "rust"): 4 + 7,
+        ("a", "scale"): 4 + 4,
+        ("b", "ash"): 7,
+        ("b", "scale"): 3,
+    }
 
 
 def test_a_class_that_lacks_images_for_all_is_named() -> None:
     images = catalogue({"common": 100, "rare": 22})
-    with pytest.raises(UsageError, match="20 images and 3 common ones a class cannot be had: class rare lacks 3 of 25"):
+    with pytest.raises(
+        UsageError,
+        match="20 images and 3 common ones a class cannot be had: class rare lacks 3 of 25",
+    ):
         Scheme("iid", 2, 20, 0, pool="all", shared=3).shares(images)
 
 
@@ -282,7 +338,9 @@ def test_a_class_that_lacks_images_for_all_is_named() -> None:
         (Scheme("dirichlet", 2, 2000, 0, pool="all"), "class common lacks "),
     ],
 )
-def test_an_impossible_request_says_which_class_lacks_how_many_images(scheme: Scheme, lacking: str) -> None:
+def test_an_impossible_request_says_which_class_lacks_how_many_images(
+    scheme: Scheme, lacking: str
+) -> None:
     with pytest.raises(UsageError, match=lacking) as caught:
         scheme.shares(catalogue({"common": 100, "rare": 10}))
     assert "--samples" in caught.value.remedy
@@ -294,7 +352,9 @@ def test_images_that_just_suffice_are_enough() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_and_never_to_none(seed: int) -> None:
+def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_and_never_to_none(
+    seed: int,
+) -> None:
     images = catalogue(dict.fromkeys(CLASSES, 70))
     shares = Scheme("dirichlet", 8, 20, seed, options={"alpha": 1.0}, pool="all").shares(images)
     train = sum((classes(share.train) for share in shares), Counter[str]())
@@ -302,7 +362,8 @@ def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_
     for share in shares:
         assert classes(share.train).keys() == classes(share.test).keys()
     asked = {name: sum(3 * classes(share.train)[name] for share in shares) for name in CLASSES}
-    scarce = [name for name in CLASSES if asked[name] > 70 - train[name] + 4]  # 3 images are rounded a little
+    # 3 images are rounded a little
+    scarce = [name for name in CLASSES if asked[name] > 70 - train[name] + 4]
     assert scarce
     assert all(train[name] + test[name] == 70 for name in scarce)
 
@@ -343,9 +404,15 @@ def test_a_source_without_images_of_its_own_is_named() -> None:
 
 def test_pools_are_disjoint_exhaustive_and_of_about_a_third_and_two_thirds() -> None:
     images = catalogue()
-    tuning, report = (set(digests(partition.select_pool(images, name))) for name in ("tuning", "report"))
+    tuning, report = (
+        set(digests(partition.select_pool(images, name))) for name in ("tuning", "report")
+    )
     assert not tuning & report
-    assert tuning | report == set(digests(images)) == set(digests(partition.select_pool(images, "all")))
+    assert (
+        tuning | report
+        == set(digests(images))
+        == set(digests(partition.select_pool(images, "all")))
+    )
     assert 0.3 < len(tuning) / len(images.entries) < 0.37
 
 
@@ -358,21 +425,36 @@ def test_no_seed_brings_an_image_of_the_report_pool_into_tuning(scheme: str) -> 
 
 
 def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
-    few, many = (partition.select_pool(catalogue({"patches": count}), "tuning") for count in (50, 100))
+    few, many = (
+        partition.select_pool(catalogue({"patches": count}), "tuning") for count in (50, 100)
+    )
     assert set(digests(few)) <= set(digests(many))
 
 
 # Several sources
 
 SCHEMES = st.sampled_from(list(PARTITIONS))
-STEEL = {"crazing": 300, "inclusion": 300, "patches": 299, "pitted": 300, "scale": 300, "scratches": 300}
+STEEL = {
+    "crazing": 300,
+    "inclusion": 300,
+    "patches": 299,
+    "pitted": 300,
+    "scale": 300,
+    "scratches": 300,
+}
 ROLLED = {"ash": 122, "inclusion": 238, "printing": 203, "red": 388, "scale": 266, "scratches": 134}
 
 
 def stretch(source: str, counts: Mapping[str, int], first: int = 0) -> Catalogue:
-    """A source's images; those of one source and of another are the same if both are named alike."""
+    """A source's images; those of one source and of another are the same if both are named
+    alike.
+    """
     entries = [
-        Entry(Path(source, name, str(number)), name, hashlib.sha256(f"{name} {source} {number}".encode()).hexdigest())
+        Entry(
+            Path(source, name, str(number)),
+            name,
+            hashlib.sha256(f"{name} {source} {number}".encode()).hexdigest(),
+        )
         for name, count in counts.items()
         for number in range(first, first + count)
     ]
@@ -384,7 +466,9 @@ def of(share: Share) -> set[str]:
 
 
 def classes_of(sources: list[Catalogue], chosen: set[str]) -> list[str]:
-    return [entry.class_name for entry in class_folders.merge(sources).entries if entry.digest in chosen]
+    return [
+        entry.class_name for entry in class_folders.merge(sources).entries if entry.digest in chosen
+    ]
 
 
 @settings(max_examples=60)
@@ -400,27 +484,53 @@ def classes_of(sources: list[Catalogue], chosen: set[str]) -> list[str]:
     each=st.integers(1, 6),
 )
 def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named(
-    scheme: str, seed: int, nodes: int, samples: int, held_out: int, pool: str, twins: int, shared: int, each: int
+    scheme: str,
+    seed: int,
+    nodes: int,
+    samples: int,
+    held_out: int,
+    pool: str,
+    twins: int,
+    shared: int,
+    each: int,
 ) -> None:
     """Two sources of real sizes, some of whose images are the same in both."""
     both = stretch("both", {"inclusion": twins, "scratches": twins})
-    sources = [class_folders.merge([both, stretch(name, counts)]) for name, counts in (("a", STEEL), ("b", ROLLED))]
-    request = Scheme(scheme, nodes, samples, seed, {"classes_per_node": each, "alpha": 0.5}, pool, held_out, shared)
+    sources = [
+        class_folders.merge([both, stretch(name, counts)])
+        for name, counts in (("a", STEEL), ("b", ROLLED))
+    ]
+    request = Scheme(
+        scheme,
+        nodes,
+        samples,
+        seed,
+        {"classes_per_node": each, "alpha": 0.5},
+        pool,
+        held_out,
+        shared,
+    )
     try:
         shares = request.shares(*sources)
     except UsageError as error:
-        lacks = r"class \w+ lacks \d+ of \d+ images|nodes .*cannot have \d+ groups of \d of \d+ classes"
+        lacks = (
+            r"class \w+ lacks \d+ of \d+ images|nodes .*cannot have \d+ groups of \d of \d+ classes"
+        )
         assert re.search(lacks, error.what)  # noqa: PT017
         return
     common = set.intersection(*(set(digests(share.train)) for share in shares))
-    held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
+    held = [
+        digest for share in shares for part in (share.train, share.test) for digest in digests(part)
+    ]
     own = [digest for digest in held if digest not in common]
     assert len(own) == len(set(own))
     assert set(held) <= set(digests(partition.select_pool(class_folders.merge(sources), pool)))
     assert set(Counter(classes_of(sources, common)).values()) <= {shared}
     for share in shares:
         assert not common & set(digests(share.test))
-        train = Counter(entry.class_name for entry in share.train.entries if entry.digest not in common)
+        train = Counter(
+            entry.class_name for entry in share.train.entries if entry.digest not in common
+        )
         test = classes(share.test)
         assert train.total() == samples
         assert train.keys() == test.keys()
@@ -428,13 +538,16 @@ def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_node_has_its_images_from_one_source_in_turn_evenly_over_its_classes(seed: int) -> None:
+def test_each_node_has_its_images_from_one_source_in_turn_evenly_over_its_classes(
+    seed: int,
+) -> None:
     sources = [stretch("a", STEEL), stretch("b", ROLLED), stretch("c", {"rust": 100, "scale": 100})]
     shares = Scheme("sources", 5, 12, seed).shares(*sources)
     assert [of(share) for share in shares] == [{"a"}, {"b"}, {"c"}, {"a"}, {"b"}]
     assert [share.node for share in shares] == [f"plant-{number}" for number in range(1, 6)]
     assert [classes(share.train) for share in shares] == [
-        {name: 12 // len(source.classes) for name in source.classes} for source in (*sources, *sources[:2])
+        {name: 12 // len(source.classes) for name in source.classes}
+        for source in (*sources, *sources[:2])
     ]
 
 
@@ -452,9 +565,12 @@ def test_other_partitions_mix_the_sources() -> None:
 
 def test_a_source_that_has_too_few_images_is_named() -> None:
     with pytest.raises(
-        UsageError, match="2 iid shares of 10 images of source 2 cannot be had: class rust lacks 7 of 12"
+        UsageError,
+        match="2 iid shares of 10 images of source 2 cannot be had: class rust lacks 7 of 12",
     ):
-        Scheme("sources", 4, 10, 0, pool="all").shares(stretch("a", STEEL), stretch("b", {"rust": 5, "scale": 50}))
+        Scheme("sources", 4, 10, 0, pool="all").shares(
+            stretch("a", STEEL), stretch("b", {"rust": 5, "scale": 50})
+        )
 
 
 def test_sources_without_a_node_are_refused() -> None:
@@ -467,18 +583,25 @@ def test_the_nearest_of_dirichlets_draws_is_what_an_impossible_request_names() -
     with pytest.raises(UsageError) as caught:
         Scheme("dirichlet", 2, 60, 0, options={"alpha": 100.0}, pool="all").shares(images)
     assert "not in 200 draws; in the nearest: class " in caught.value.what
-    assert sum(map(int, re.findall(r"lacks (\d+)", caught.value.what))) < 45  # all but the luckiest draws lack 52
+    # all but the luckiest draws lack 52
+    assert sum(map(int, re.findall(r"lacks (\d+)", caught.value.what))) < 45
 
 
 @pytest.mark.parametrize("total", [3, 10, 11, 30])
-def test_held_out_images_are_as_many_as_asked_although_rare_classes_have_one_each(total: int) -> None:
+def test_held_out_images_are_as_many_as_asked_although_rare_classes_have_one_each(
+    total: int,
+) -> None:
     """Of 20 training images one or two of some classes: less than half an image of 10."""
     for seed in SEEDS:
-        for share in Scheme("dirichlet", 2, 20, seed, options={"alpha": 0.3}, test_samples=total).shares(catalogue()):
+        for share in Scheme(
+            "dirichlet", 2, 20, seed, options={"alpha": 0.3}, test_samples=total
+        ).shares(catalogue()):
             assert classes(share.test).total() == max(total, len(classes(share.train)))
 
 
-def test_sources_on_disk_come_under_common_classes_and_keep_their_images_apart(tmp_path: Path) -> None:
+def test_sources_on_disk_come_under_common_classes_and_keep_their_images_apart(
+    tmp_path: Path,
+) -> None:
     one = plants.draw(tmp_path / "one", 14, seed=1, classes=("inclusion", "scratches"), size=4)
     two = plants.draw(tmp_path / "two", 14, seed=2, classes=("slag", "scratches"), size=4)
     copied = sorted((one / "inclusion").iterdir())[0]
@@ -486,15 +609,22 @@ def test_sources_on_disk_come_under_common_classes_and_keep_their_images_apart(t
     sources = class_folders.scan_sources([one, two], {"slag": "inclusion"})
     assert [source.classes for source in sources] == [["inclusion", "scratches"]] * 2
     shares = Scheme("sources", 2, 6, 0, pool="all").shares(*sources)
-    assert all(path.is_relative_to(one) for path in (entry.path for entry in shares[0].train.entries))
-    held = [digest for share in shares for part in (share.train, share.test) for digest in digests(part)]
+    assert all(
+        path.is_relative_to(one) for path in (entry.path for entry in shares[0].train.entries)
+    )
+    held = [
+        digest for share in shares for part in (share.train, share.test) for digest in digests(part)
+    ]
     assert len(held) == len(set(held)) == 56
     assert {entry.path for entry in shares[1].test.entries}.isdisjoint({two / "slag" / "copy.jpg"})
 
 
-def test_an_image_of_different_classes_in_two_sources_is_refused_unless_they_are_one(tmp_path: Path) -> None:
+def test_an_image_of_different_classes_in_two_sources_is_refused_unless_they_are_one(
+    tmp_path: Path,
+) -> None:
     folders = [
-        plants.draw(tmp_path / name, 2, seed=1, classes=(name,), size=4) for name in ("inclusion", "slag_inclusion")
+        plants.draw(tmp_path / name, 2, seed=1, classes=(name,), size=4)
+        for name in ("inclusion", "slag_inclusion")
     ]
     with pytest.raises(UsageError, match="the same in two classes"):
         class_folders.scan_sources(folders, {})
@@ -513,7 +643,9 @@ def test_an_alias_that_no_folder_has_is_answered_with_the_nearest(tmp_path: Path
 
 
 @schemes
-def test_written_shares_are_read_back_with_the_same_images_in_the_same_classes(scheme: str, tmp_path: Path) -> None:
+def test_written_shares_are_read_back_with_the_same_images_in_the_same_classes(
+    scheme: str, tmp_path: Path
+) -> None:
     images = class_folders.scan(plants.draw(tmp_path / "images", 12, seed=1, size=4))
     shares = Scheme(scheme, 2, 6, 3, pool="all").shares(images)
     partition.write_shares(shares, tmp_path / "plants")
@@ -528,9 +660,13 @@ def test_written_shares_are_read_back_with_the_same_images_in_the_same_classes(s
 # Groups of images that belong together
 
 SHARES_EVER = {
-    "disjoint": "f0a222d7", "dirichlet": "b285680e", "iid": "dc782f20",
-    "groups": "30796bc3", "sources": "3a0bc5d1", "sources_groups": "937a6545",
-}  # fmt: skip
+    "disjoint": "f0a222d7",
+    "dirichlet": "b285680e",
+    "iid": "dc782f20",
+    "groups": "30796bc3",
+    "sources": "3a0bc5d1",
+    "sources_groups": "937a6545",
+}
 
 
 def sides(shares: list[Share]) -> dict[str, str]:
@@ -553,7 +689,9 @@ def test_a_group_is_on_one_side_of_one_node_and_each_still_gets_its_training_ima
     if not mixed:
         entries.sort(key=lambda entry: entry.class_name)  # groups of one class, but for few
     groups = {entry.digest: number // size for number, entry in enumerate(entries)}
-    request = Scheme(scheme, 6, 12, seed, options={"alpha": 1.0}, pool="all", test_samples=20, shared=shared)
+    request = Scheme(
+        scheme, 6, 12, seed, options={"alpha": 1.0}, pool="all", test_samples=20, shared=shared
+    )
     shares = request.shares(*sources, groups=groups)
     common = set.intersection(*(set(digests(share.train)) for share in shares))
     where: dict[int, set[str]] = {}
@@ -570,38 +708,72 @@ def test_a_group_is_on_one_side_of_one_node_and_each_still_gets_its_training_ima
 def test_without_look_alikes_shares_are_what_they_ever_were(scheme: str) -> None:
     """The results that research has stored depend on it."""
     sources = [stretch(name, STEEL) for name in "ab"]
-    alone = {entry.digest: number for number, entry in enumerate(class_folders.merge(sources).entries)}
+    alone = {
+        entry.digest: number for number, entry in enumerate(class_folders.merge(sources).entries)
+    }
     request = Scheme(scheme, 6, 12, seed=1, options={"alpha": 0.5}, shared=3)
     shares = layout(request.shares(*sources))
     assert layout(request.shares(*sources, groups=alone)) == shares
     assert hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:8] == SHARES_EVER.get(scheme)
 
 
-# Settings of every partition, and digests of their shares: each image on its own, and images in pairs.
+# Settings of every partition, and digests of their shares: each image on its own, and images in
+# pairs.
 SETTINGS_EVER = [
     (Scheme("disjoint", 5, 10, 0), "9606c200", "338e5ca4"),
     (Scheme("disjoint", 5, 6, 1, {"classes_per_node": 3}), "6506e611", "f7b489be"),
     (
-        Scheme("disjoint", 10, 5, 2, {"classes_per_node": 4}, pool="tuning", test_samples=5, shared=1),
+        Scheme(
+            "disjoint", 10, 5, 2, {"classes_per_node": 4}, pool="tuning", test_samples=5, shared=1
+        ),
         "daa63ab5",
         "a72991ee",
     ),
     (Scheme("dirichlet", 5, 10, 0), "dcae878c", "4298ce68"),
     (Scheme("dirichlet", 5, 3, 1, {"alpha": 0.1}), "aedeb434", "aff2e67c"),
-    (Scheme("dirichlet", 8, 20, 2, {"alpha": 0.5}, pool="all", test_samples=30, shared=2), "a3c82b7a", "3065d6d2"),
+    (
+        Scheme("dirichlet", 8, 20, 2, {"alpha": 0.5}, pool="all", test_samples=30, shared=2),
+        "a3c82b7a",
+        "3065d6d2",
+    ),
     (Scheme("iid", 5, 10, 0), "d1cc0a68", "e9d1f9ab"),
     (Scheme("iid", 4, 14, 1, pool="tuning", test_samples=20), "e958565c", "8b03e5cc"),
     (Scheme("iid", 3, 24, 2, pool="all", shared=5), "4f020d55", "9f750447"),
     (Scheme("groups", 8, 24, 0, {"classes_per_node": 2}), "5c6d9728", "220ed7e9"),
-    (Scheme("groups", 9, 7, 1, {"classes_per_node": 1}, pool="tuning", test_samples=9), "2a17b908", "96906838"),
-    (Scheme("groups", 4, 12, 2, {"classes_per_node": 4}, pool="all", shared=3), "5907f6b7", "c8b9aa20"),
+    (
+        Scheme("groups", 9, 7, 1, {"classes_per_node": 1}, pool="tuning", test_samples=9),
+        "2a17b908",
+        "96906838",
+    ),
+    (
+        Scheme("groups", 4, 12, 2, {"classes_per_node": 4}, pool="all", shared=3),
+        "5907f6b7",
+        "c8b9aa20",
+    ),
     (Scheme("sources", 6, 24, 0), "22efe20f", "6c9cf338"),
     (Scheme("sources", 5, 14, 1, pool="tuning", test_samples=10), "33c1b87e", "c0154c10"),
     (Scheme("sources", 2, 30, 2, pool="all", shared=4), "f2b67144", "0d327a26"),
-    (Scheme("sources_groups", 8, 24, 0, {"classes_per_node": 2}, pool="all", test_samples=30), "fac37780", "f9d3497b"),
-    (Scheme("sources_groups", 18, 8, 1, {"classes_per_node": 1}, test_samples=8), "b1ca3a3c", "8ba1c980"),
     (
-        Scheme("sources_groups", 6, 12, 2, {"classes_per_node": 3}, pool="tuning", test_samples=9, shared=2),
+        Scheme("sources_groups", 8, 24, 0, {"classes_per_node": 2}, pool="all", test_samples=30),
+        "fac37780",
+        "f9d3497b",
+    ),
+    (
+        Scheme("sources_groups", 18, 8, 1, {"classes_per_node": 1}, test_samples=8),
+        "b1ca3a3c",
+        "8ba1c980",
+    ),
+    (
+        Scheme(
+            "sources_groups",
+            6,
+            12,
+            2,
+            {"classes_per_node": 3},
+            pool="tuning",
+            test_samples=9,
+            shared=2,
+        ),
         "21695528",
         "926a9b31",
     ),
@@ -609,13 +781,22 @@ SETTINGS_EVER = [
 
 
 def test_the_settings_are_of_every_partition() -> None:
-    assert {scheme.partition for scheme, _, _ in SETTINGS_EVER} == SHARES_EVER.keys() == PARTITIONS.keys()
+    assert (
+        {scheme.partition for scheme, _, _ in SETTINGS_EVER}
+        == SHARES_EVER.keys()
+        == PARTITIONS.keys()
+    )
 
 
 @pytest.mark.parametrize(("scheme", "alone", "paired"), SETTINGS_EVER)
-def test_shares_of_a_setting_are_what_they_ever_were(scheme: Scheme, alone: str, paired: str) -> None:
+def test_shares_of_a_setting_are_what_they_ever_were(
+    scheme: Scheme, alone: str, paired: str
+) -> None:
     sources = [stretch("a", STEEL), stretch("b", ROLLED)]
-    pairs = {entry.digest: number // 2 for number, entry in enumerate(class_folders.merge(sources).entries)}
+    pairs = {
+        entry.digest: number // 2
+        for number, entry in enumerate(class_folders.merge(sources).entries)
+    }
     for groups, expected in (({}, alone), (pairs, paired)):
         shares = layout(scheme.shares(*sources, groups=groups))
         assert hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:8] == expected
@@ -623,14 +804,24 @@ def test_shares_of_a_setting_are_what_they_ever_were(scheme: Scheme, alone: str,
 
 def test_too_few_groups_are_an_error_that_says_so() -> None:
     images = catalogue({"common": 60, "rare": 60})
-    groups = {entry.digest: number // 20 for number, entry in enumerate(sorted(images.entries, key=lambda e: e.path))}
-    with pytest.raises(UsageError, match=r"class common lacks .*; look-alikes go to one side of one node"):
+    groups = {
+        entry.digest: number // 20
+        for number, entry in enumerate(sorted(images.entries, key=lambda e: e.path))
+    }
+    with pytest.raises(
+        UsageError, match=r"class common lacks .*; look-alikes go to one side of one node"
+    ):
         Scheme("iid", 2, 20, 0, pool="all").shares(images, groups=groups)
 
 
 def test_fewer_images_are_held_out_where_groups_leave_no_more() -> None:
     images = catalogue({"common": 60, "rare": 60})
-    groups = {entry.digest: number // 12 for number, entry in enumerate(sorted(images.entries, key=lambda e: e.path))}
+    groups = {
+        entry.digest: number // 12
+        for number, entry in enumerate(sorted(images.entries, key=lambda e: e.path))
+    }
     shares = Scheme("iid", 2, 20, 0, pool="all").shares(images, groups=groups)
     assert [classes(share.train) for share in shares] == [{"common": 10, "rare": 10}] * 2
-    assert all(1 <= classes(share.test)[name] <= 24 for share in shares for name in ("common", "rare"))
+    assert all(
+        1 <= classes(share.test)[name] <= 24 for share in shares for name in ("common", "rare")
+    )

@@ -1,4 +1,6 @@
-"""Public data sets: what is known of them, getting one from a real server, and telling whether a folder holds it."""
+"""Public data sets: what is known of them, getting one from a real server,
+and telling whether a folder holds it.
+"""
 
 import hashlib
 import json
@@ -36,7 +38,10 @@ def flat(images: Path, file: Path) -> Path:
     """A ZIP file as NEU-CLS comes: all images in two folders, called by class and number."""
     with zipfile.ZipFile(file, "w") as archive:
         for number, path in enumerate(sorted(images.glob("*/*.png"))):
-            archive.write(path, f"{('train', 'valid')[number % 5 == 0]}/images/{path.parent.name}_{number}.png")
+            archive.write(
+                path,
+                f"{('train', 'valid')[number % 5 == 0]}/images/{path.parent.name}_{number}.png",
+            )
         archive.writestr("train/labels/patches_1.txt", "0 0.5 0.5 1 1")
         archive.writestr("__MACOSX/train/images/._patches_1.png", b"no image")
     return file
@@ -49,7 +54,12 @@ def toy(tmp_path: Path, served: tuple[Path, str]) -> Dataset:
     images = draw(tmp_path / "original", 4, seed=1, size=8)
     archive = flat(images, folder / "toy.zip")
     classes: dict[str, Images | None] = {
-        each.name: Images(4, compute_checksum(hashlib.sha256(path.read_bytes()).hexdigest() for path in each.iterdir()))
+        each.name: Images(
+            4,
+            compute_checksum(
+                hashlib.sha256(path.read_bytes()).hexdigest() for path in each.iterdir()
+            ),
+        )
         for each in images.iterdir()
     }
     return replace(
@@ -90,7 +100,11 @@ def test_a_data_set_names_its_licence_its_paper_and_where_it_is(dataset: Dataset
         (NEU_CLS, "validation/images/pitted_surface/pitted_surface_241.jpg", "pitted_surface"),
         (NEU_CLS, "Pitted Surface/1.jpg", "pitted_surface"),
         (NEU_CLS, "train/images/example.jpg", None),
-        (X_SDD, "X-SDD-A-New-benchmark-1/X-SDD/datas/finishing roll printing/6001.png", "finishing_roll_printing"),
+        (
+            X_SDD,
+            "X-SDD-A-New-benchmark-1/X-SDD/datas/finishing roll printing/6001.png",
+            "finishing_roll_printing",
+        ),
         (X_SDD, "X-SDD/figure.png", None),
         (GC10_DET, "images/10/img_01_425391800_00001.jpg", "waist_folding"),
         (GC10_DET, "1/img.jpg", "punching_hole"),
@@ -180,19 +194,26 @@ def test_a_file_of_another_checksum_is_refused(toy: Dataset, tmp_path: Path) -> 
 
 
 def test_images_that_are_not_the_data_sets_are_refused(toy: Dataset, tmp_path: Path) -> None:
-    changed = replace(toy, classes={**toy.classes, "patches": Images(4, "0" * 64), "scratches": Images(6, "0" * 64)})
+    changed = replace(
+        toy,
+        classes={**toy.classes, "patches": Images(4, "0" * 64), "scratches": Images(6, "0" * 64)},
+    )
     error = refused(changed, tmp_path)
     assert "patches: 4 images, but not the same files" in error.what
     assert "scratches: 2 image(s) missing, 4 instead of 6" in error.what
 
 
-def test_a_download_that_is_cut_short_is_refused(toy: Dataset, served: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_download_that_is_cut_short_is_refused(
+    toy: Dataset, served: tuple[Path, str], tmp_path: Path
+) -> None:
     total = (served[0] / "toy.zip").stat().st_size
     error = refused(replace(toy, archive=f"{served[1]}/cut/toy.zip"), tmp_path)
     assert f"ended after {total // 2:,} of {total:,} bytes" in error.what
 
 
-def test_a_server_that_is_not_there_is_named_with_what_to_do_by_hand(toy: Dataset, tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_named_with_what_to_do_by_hand(
+    toy: Dataset, tmp_path: Path
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/toy.zip"
@@ -214,16 +235,25 @@ def test_what_is_no_zip_file_is_refused(content: bytes, toy: Dataset, tmp_path: 
     assert "is not a whole ZIP file" in refused(toy, tmp_path, str(tmp_path / "page.zip")).what
 
 
-def test_a_zip_file_with_a_damaged_image_is_refused(toy: Dataset, served: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_zip_file_with_a_damaged_image_is_refused(
+    toy: Dataset, served: tuple[Path, str], tmp_path: Path
+) -> None:
     content = bytearray((served[0] / "toy.zip").read_bytes())
     content[100] ^= 0xFF  # inside the first image, which is stored as it is
     (tmp_path / "bad.zip").write_bytes(content)
-    assert "is not a whole ZIP file: Bad CRC-32" in refused(toy, tmp_path, str(tmp_path / "bad.zip")).what
+    assert (
+        "is not a whole ZIP file: Bad CRC-32"
+        in refused(toy, tmp_path, str(tmp_path / "bad.zip")).what
+    )
 
 
 def test_an_archive_cannot_write_outside_the_folder(toy: Dataset, tmp_path: Path) -> None:
     image = next((tmp_path / "original" / "patches").iterdir()).read_bytes()
-    names = ("../../escaped/patches/1.png", "/escaped/patches_2.png", "patches/../../../escaped_3.png")
+    names = (
+        "../../escaped/patches/1.png",
+        "/escaped/patches_2.png",
+        "patches/../../../escaped_3.png",
+    )
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
         for number, name in enumerate(names):
             archive.writestr(name, image + bytes([number]))
@@ -233,7 +263,11 @@ def test_an_archive_cannot_write_outside_the_folder(toy: Dataset, tmp_path: Path
     assert left(tmp_path) == before
     assert left(tmp_path / "deep") == ["out"]
     assert left(tmp_path / "deep" / "out") == ["patches"]
-    assert left(tmp_path / "deep" / "out" / "patches") == ["1.png", "escaped_3.png", "patches_2.png"]
+    assert left(tmp_path / "deep" / "out" / "patches") == [
+        "1.png",
+        "escaped_3.png",
+        "patches_2.png",
+    ]
 
 
 def test_no_images_of_the_data_set_are_named_with_its_classes(toy: Dataset, tmp_path: Path) -> None:
@@ -257,7 +291,9 @@ def test_a_data_set_behind_a_login_says_how_to_get_it_by_hand(tmp_path: Path) ->
 # Verifying
 
 
-def test_a_copy_is_the_data_set_under_any_file_names_and_with_copies(toy: Dataset, tmp_path: Path) -> None:
+def test_a_copy_is_the_data_set_under_any_file_names_and_with_copies(
+    toy: Dataset, tmp_path: Path
+) -> None:
     folder = tmp_path / "original"
     for number, path in enumerate(sorted(folder.glob("patches/*"))):
         path.rename(path.with_name(f"x{number}.png"))
@@ -280,7 +316,9 @@ def test_each_difference_is_named_with_its_class(toy: Dataset, tmp_path: Path) -
     assert "loose.png" in told
 
 
-@pytest.mark.parametrize(("name", "folder", "number"), [("neu-cls", "neu_cls", 1799), ("x-sdd", "xsdd", 1351)])
+@pytest.mark.parametrize(
+    ("name", "folder", "number"), [("neu-cls", "neu_cls", 1799), ("x-sdd", "xsdd", 1351)]
+)
 def test_the_copies_that_we_know_are_verified(name: str, folder: str, number: int) -> None:
     if not (SHARED_DATA / folder).is_dir():
         pytest.skip("the images are not here")
@@ -295,7 +333,10 @@ def test_the_copies_that_we_know_are_verified(name: str, folder: str, number: in
 def test_the_command_lists_every_data_set_with_licence_paper_and_page() -> None:
     told = here("dataset").stdout
     for dataset in DATASETS.values():
-        assert all(text in told for text in (dataset.name, dataset.licence, dataset.citation, dataset.by_hand))
+        assert all(
+            text in told
+            for text in (dataset.name, dataset.licence, dataset.citation, dataset.by_hand)
+        )
     assert [each["name"] for each in json.loads(here("dataset", "--json").stdout)] == list(DATASETS)
 
 
@@ -306,7 +347,9 @@ def test_the_command_shows_the_licence_gets_the_images_and_verifies_them(
     with zipfile.ZipFile(served[0] / "gc10.zip", "w") as archive:
         for path in images.glob("*/*"):
             archive.write(path, path.relative_to(images))
-    result = here("dataset", "gc10-det", "--from", f"{served[1]}/gc10.zip", "--out", tmp_path / "out")
+    result = here(
+        "dataset", "gc10-det", "--from", f"{served[1]}/gc10.zip", "--out", tmp_path / "out"
+    )
     assert result.returncode == 0, result.stderr
     assert GC10_DET.licence in result.stderr
     assert "4 different images of 2 classes" in result.stdout

@@ -36,7 +36,12 @@ class Demo:
                 [sys.executable, "-m", "edge.cli.main", "demo", "--out", str(out), *QUICK, *flags],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "EDGE_NODE_MARK": self.mark, PASSWORD: "a secret", PASSPHRASE: "another"},
+                env={
+                    **os.environ,
+                    "EDGE_NODE_MARK": self.mark,
+                    PASSWORD: "a secret",
+                    PASSPHRASE: "another",
+                },
                 preexec_fn=_heed_ctrl_c,  # noqa: PLW1509  (no threads here)
             )
 
@@ -44,7 +49,10 @@ class Demo:
         """The processes that descend from the demo, itself not included."""
         for process in psutil.process_iter():
             try:
-                if process.pid != self.process.pid and process.environ().get("EDGE_NODE_MARK") == self.mark:
+                if (
+                    process.pid != self.process.pid
+                    and process.environ().get("EDGE_NODE_MARK") == self.mark
+                ):
                     yield process
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
@@ -78,7 +86,9 @@ class Demo:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for --data: drawing the demo's own takes longer."""
-    return draw(tmp_path_factory.mktemp("data") / "images", 24, seed=3, classes=("crazing", *CLASSES))
+    return draw(
+        tmp_path_factory.mktemp("data") / "images", 24, seed=3, classes=("crazing", *CLASSES)
+    )
 
 
 @pytest.fixture
@@ -95,7 +105,9 @@ def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         each.kill()
 
 
-def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], tmp_path: Path) -> None:
+def test_the_demo_learns_exports_serves_and_reports(
+    demo: Callable[..., Demo], tmp_path: Path
+) -> None:
     code, said = demo("--seed", "5").end(180)
     assert code == 0, said
     report = json.loads((tmp_path / "run" / "report.json").read_bytes())
@@ -104,14 +116,23 @@ def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], t
     assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2"]
     for node in report["nodes"]:
         assert len(node["classes"]) == 4
-        assert node["onnx_accuracy"] == pytest.approx(node["accuracy"], abs=1.01 / node["test_images"])
-        candidates = {name: node["comparison"][name]["accuracy"] for name in ("alone", "together", "mixed")}
-        assert node["accuracy"] == candidates[node["comparison"]["deployed"]] == max(candidates.values())
+        assert node["onnx_accuracy"] == pytest.approx(
+            node["accuracy"], abs=1.01 / node["test_images"]
+        )
+        candidates = {
+            name: node["comparison"][name]["accuracy"] for name in ("alone", "together", "mixed")
+        }
+        assert (
+            node["accuracy"]
+            == candidates[node["comparison"]["deployed"]]
+            == max(candidates.values())
+        )
         assert 0 <= node["accuracy_others"] <= 1
         assert 0 < node["accuracy_all"] <= 1
         assert [line["round"] for line in node["history"]] == [1, 2, 3, 4, 5]
         assert "L_C" in node["history"][1]
-    # Two nodes, three rounds of training, and two of sums; the largest contribution would be of 240 kB in full.
+    # Two nodes, three rounds of training, and two of sums; the largest contribution would be of 240
+    # kB in full.
     assert 15_000 < report["model_bytes"] < 40_000
     assert 5 < report["bytes_up"] / report["model_bytes"] <= 10
     assert report["bytes_down"] > 0
@@ -126,7 +147,9 @@ def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], t
 def test_a_trainer_that_dies_is_named(demo: Callable[..., Demo], images: Path) -> None:
     running = demo("--rounds", "1000", "--data", str(images))
     running.wait_for_text("round 1 closed")
-    assert [each for each in running.marked() if {PASSWORD, PASSPHRASE} & each.environ().keys()] == []
+    assert [
+        each for each in running.marked() if {PASSWORD, PASSPHRASE} & each.environ().keys()
+    ] == []
     running.wait_for("join", "plant-2").send_signal(signal.SIGKILL)
     code, said = running.end()
     assert code == 1
@@ -146,7 +169,9 @@ def test_a_trainer_that_dies_is_named(demo: Callable[..., Demo], images: Path) -
 def test_ctrl_c_or_sigterm_leaves_no_process_behind(
     moment: str, number: signal.Signals, demo: Callable[..., Demo], images: Path
 ) -> None:
-    running = demo("--rounds", "1000", *(() if moment == "while drawing" else ("--data", str(images))))
+    running = demo(
+        "--rounds", "1000", *(() if moment == "while drawing" else ("--data", str(images)))
+    )
     if moment == "while the broker starts":
         wait_until(lambda: any(running.marked()))
     elif moment == "while trainers start":

@@ -19,7 +19,14 @@ from sklearn.linear_model import LogisticRegression
 from broker_config.protocol.errors import UsageError
 from tests.support.manual_clock import Clock
 from tests.support.plants import here
-from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, append_at_rate, append_products, count_labelled
+from trainer.data.drawn_products import (
+    CLASSES,
+    LABELS,
+    DrawnStations,
+    append_at_rate,
+    append_products,
+    count_labelled,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +38,13 @@ def test_a_drawn_line_hangs_on_its_seed_alone_however_it_is_cut(tmp_path: Path, 
     append_products(line, tmp_path / "parts", 0, 1)
     ticks = iter(range(1000))
     assert (
-        append_at_rate(DrawnStations(3, seed), tmp_path / "parts", range(1, 700), 1e4, lambda: next(ticks) == 900)
+        append_at_rate(
+            DrawnStations(3, seed),
+            tmp_path / "parts",
+            range(1, 700),
+            1e4,
+            lambda: next(ticks) == 900,
+        )
         == 699
     )
     assert count_labelled(tmp_path / "parts") == 700
@@ -56,26 +69,37 @@ def test_several_stations_of_a_drawn_line_tell_more_than_one(seed: int) -> None:
     assert min(alone) > 0.35
 
 
-def test_a_stream_keeps_to_its_rate_and_stops_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_keeps_to_its_rate_and_stops_when_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
 
     def rest(seconds: float) -> None:
         clock.now += 2 * seconds  # as on a busy machine
 
-    monkeypatch.setattr("trainer.data.drawn_products.time", SimpleNamespace(monotonic=clock, sleep=rest))
-    count = append_at_rate(DrawnStations(2, 0), tmp_path, range(10_000), 256.0, lambda: clock.now > 0.5)
+    monkeypatch.setattr(
+        "trainer.data.drawn_products.time", SimpleNamespace(monotonic=clock, sleep=rest)
+    )
+    count = append_at_rate(
+        DrawnStations(2, 0), tmp_path, range(10_000), 256.0, lambda: clock.now > 0.5
+    )
     assert count == 256 * 0.5 + 1
     assert count_labelled(tmp_path) == count
 
 
 def test_drawing_goes_on_where_it_was_and_says_how_sensors_join(tmp_path: Path) -> None:
     for products in ("30", "12"):
-        drawn = here("vfl", "draw", tmp_path, "--stations", "2", "--products", products, "--seed", "4")
+        drawn = here(
+            "vfl", "draw", tmp_path, "--stations", "2", "--products", products, "--seed", "4"
+        )
         assert drawn.returncode == 0, drawn.stderr
     with (tmp_path / "oven.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["product"] for row in rows] == [f"P{n:06}" for n in range(42)]
-    assert f"--sensor oven --columns {','.join(list(rows[0])[1:])} --data {tmp_path / 'oven.csv'}" in drawn.stdout
+    assert (
+        f"--sensor oven --columns {','.join(list(rows[0])[1:])} --data {tmp_path / 'oven.csv'}"
+        in drawn.stdout
+    )
 
 
 @pytest.mark.parametrize("stations", [1, 7])
@@ -85,12 +109,25 @@ def test_a_drawn_line_has_a_few_stations(stations: int) -> None:
 
 
 class Demo:
-    """A run of `edge-node vfl demo`, over: its folder, its result, its processes that are left, its seconds."""
+    """A run of `edge-node vfl demo`, over: its folder, its result,
+    its processes that are left, its seconds.
+    """
 
     def __init__(self, folder: Path):
         self.folder, started = folder, time.monotonic()
         ran = subprocess.run(
-            [sys.executable, "-m", "edge.cli.main", "vfl", "demo", "--json", "--keep", str(folder), "--seed", "7"],
+            [
+                sys.executable,
+                "-m",
+                "edge.cli.main",
+                "vfl",
+                "demo",
+                "--json",
+                "--keep",
+                str(folder),
+                "--seed",
+                "7",
+            ],
             check=False,
             capture_output=True,
             env={**os.environ, "EDGE_NODE_MARK": str(folder)},
@@ -114,7 +151,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(tmp_path_factory.mktemp("line") / "demo")
 
 
-def test_the_sensors_together_know_more_than_without_one_of_them_and_that_more_than_guessing(demo: Demo) -> None:
+def test_the_sensors_together_know_more_than_without_one_of_them_and_that_more_than_guessing(
+    demo: Demo,
+) -> None:
     accuracy = {each["absent"]: each["accuracy"] for each in demo.result["judged"]}
     together = accuracy.pop("")
     assert set(accuracy) == set(demo.result["sensors"]) == {"press", "oven", "spindle"}
@@ -134,6 +173,8 @@ def test_the_demo_measures_and_leaves_what_it_says(demo: Demo) -> None:
         "spindle",
         "logs",
     }
-    predictions = [json.loads(text) for text in (demo.folder / "predictions.jsonl").read_text().splitlines()]
+    predictions = [
+        json.loads(text) for text in (demo.folder / "predictions.jsonl").read_text().splitlines()
+    ]
     assert len(predictions) == 4 * demo.result["products"]
     assert not list(demo.left())

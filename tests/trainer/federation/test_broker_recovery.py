@@ -29,18 +29,26 @@ _OLD, _OTHER = "00000000000000aa", "00000000000000bb"
 @pytest.fixture
 def mqtt(mosquitto: EmbeddedBroker) -> Iterator[MqttClient]:
     """Somebody who can say anything."""
-    with MqttClient(Endpoint.parse(mosquitto.url), "tester", inbox=queue.Queue(), persistent=False) as mqtt:
+    with MqttClient(
+        Endpoint.parse(mosquitto.url), "tester", inbox=queue.Queue(), persistent=False
+    ) as mqtt:
         yield mqtt
 
 
 def test_what_is_left_of_a_process_that_has_gone_takes_nobodys_name(
     mosquitto: EmbeddedBroker, mqtt: MqttClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker restored a presence that is several processes old, and has no will that would revoke it."""
+    """The broker restored a presence that is several processes old,
+    and has no will that would revoke it.
+    """
     monkeypatch.setattr(client, "ANSWER", 0.3)
     endpoint = Endpoint.parse(mosquitto.url)
     for name in ("a", topics.COORDINATOR):
-        mqtt.publish(topics.presence("default", name), encode(Presence(session=_OLD, online=True)), retain=True)
+        mqtt.publish(
+            topics.presence("default", name),
+            encode(Presence(session=_OLD, online=True)),
+            retain=True,
+        )
     mqtt.flush(60)
     check_name_free(endpoint, "default", "a", tmp_path / "state")
     check_no_server(endpoint, "default")
@@ -57,7 +65,9 @@ def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(
         if isinstance(event, progress.NodeLost):
             lost.put(event.node)
 
-    spec, broadcast = draft(Request(model="small", size=32), federation="default", classes=CLASSES, nodes=2)
+    spec, broadcast = draft(
+        Request(model="small", size=32), federation="default", classes=CLASSES, nodes=2
+    )
     endpoint = Endpoint.parse(mosquitto.url)
 
     def coordinating() -> None:

@@ -1,4 +1,6 @@
-"""Every file of coordinator and nodes, damaged: the same bytes all the same, or a message with file and remedy."""
+"""Every file of coordinator and nodes, damaged: the same bytes all the same,
+or a message with file and remedy.
+"""
 
 import multiprocessing
 import shutil
@@ -12,7 +14,16 @@ import pytest
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
-from tests.support.damaged_files import FAULTS, LOSS_TOLD, RECOVERED, Case, Outcome, Snapshot, try_all, unknown
+from tests.support.damaged_files import (
+    FAULTS,
+    LOSS_TOLD,
+    RECOVERED,
+    Case,
+    Outcome,
+    Snapshot,
+    try_all,
+    unknown,
+)
 from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, end_all, same
 from trainer import progress
@@ -47,19 +58,26 @@ KNOWN = (
         )
     ),
 )
-NOT_COMPARED = "no comparison with training alone"  # so that the node does not know which model is better
+# so that the node does not know which model is better
+NOT_COMPARED = "no comparison with training alone"
 TOLD = (  # other losses
-    "is not trained to its end",  # what a node had yet to learn of a round, with the broadcast that this began with
-    "it is an older copy",  # likewise, with the record of its progress, where the others have left the round behind
+    # what a node had yet to learn of a round, with the broadcast that this began with
+    "is not trained to its end",
+    # likewise, with the record of its progress, where the others have left the round behind
+    "it is an older copy",
     "with the result of the last round in its place",  # the received half of a model
 )
-Hold = tuple[str, str, int]  # a node, what it does (`alone`: train without the others), in which round
+# a node, what it does (`alone`: train without the others), in which round
+Hold = tuple[str, str, int]
 
 EARLIER: set[Hold] = {
-    (name, what, 2 if what == "contribute" else 1) for name in PLANTS for what in ("contribute", "alone")
+    (name, what, 2 if what == "contribute" else 1)
+    for name in PLANTS
+    for what in ("contribute", "alone")
 }
 MOMENTS: dict[str, set[Hold]] = {
-    # plant-b is behind: round 3 is open, and it has yet to train what of round 2 is not sent; plant-c, of round 3.
+    # plant-b is behind: round 3 is open, and it has yet to train what of round 2 is not sent;
+    # plant-c, of round 3.
     "in a round": {
         ("plant-a", "alone", 3),
         ("plant-b", "refine", 2),
@@ -71,14 +89,18 @@ MOMENTS: dict[str, set[Hold]] = {
 }
 
 
-def _live(federation: tuple[Any, ...], spec: Any, first: Any, held: set[Hold], reached: Any) -> None:
+def _live(
+    federation: tuple[Any, ...], spec: Any, first: Any, held: set[Hold], reached: Any
+) -> None:
     """All in one process, which is killed once every node is held."""
 
     def hold(step: str) -> None:
         compute = getattr(Participant, step)
 
         @wraps(compute)
-        def held_or_computed(self: Participant, state: Any, *arguments: Any, **keywords: Any) -> Any:
+        def held_or_computed(
+            self: Participant, state: Any, *arguments: Any, **keywords: Any
+        ) -> Any:
             round_ = arguments[0] if step == "conclude" else arguments[1]
             if (self.node, "alone" if trains_alone(self.spec) else step, round_) in held:
                 reached.release()
@@ -111,7 +133,10 @@ class Killed:
 
     def __init__(self, folder: Path, broker: Endpoint, moment: str):
         plants = {name: draw(folder / "plants" / name, 6, seed) for seed, name in enumerate(PLANTS)}
-        self.snapshot, self._scratch = Snapshot(folder / "newer", folder / "older"), folder / "scratch"
+        self.snapshot, self._scratch = (
+            Snapshot(folder / "newer", folder / "older"),
+            folder / "scratch",
+        )
         self._kind = f"coordinator and nodes, {moment}"
         self._arguments = (broker, plants, self.snapshot.newer, "damaged", ROUNDS, Participation())
         self._federation = Federation(*self._arguments)
@@ -138,7 +163,9 @@ class Killed:
         process.join()
 
     def start(self, folder: Path, commands: str) -> Outcome:
-        """With a broker of its own, since this one would tell nodes later what another case has aborted."""
+        """With a broker of its own, since this one would tell nodes later what another case has
+        aborted.
+        """
         _, plants, _, _, *others = self._arguments
         new = "--new" in commands
         with start_broker(self._scratch.with_name("broker"), kind="mosquitto") as running:
@@ -155,11 +182,17 @@ class Killed:
         return LOSS_TOLD if any(lost) else RECOVERED
 
     def _has_lost(self, federation: Federation, name: str, node: Session) -> bool:
-        """Whether a node's model is another one than without the fault; then the node must have said why."""
+        """Whether a node's model is another one than without the fault;
+        then the node must have said why.
+        """
         personal, told = federation.personal(name), node.notes()
-        compared, alike = (same(personal, to_arrays(each.models[name].tensors)) for each in self._expected)
+        compared, alike = (
+            same(personal, to_arrays(each.models[name].tensors)) for each in self._expected
+        )
         if not compared:
-            assert any(words in told for words in ((NOT_COMPARED,) if alike else TOLD)), f"{name}: {told}"
+            assert any(words in told for words in ((NOT_COMPARED,) if alike else TOLD)), (
+                f"{name}: {told}"
+            )
         return not compared
 
     def try_all(self, cases: list[Case]) -> None:
@@ -167,9 +200,13 @@ class Killed:
 
 
 @pytest.fixture(scope="module", params=MOMENTS)
-def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+def killed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Killed]:
     with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Killed(tmp_path_factory.mktemp("federation"), Endpoint.parse(running.url), request.param)
+        yield Killed(
+            tmp_path_factory.mktemp("federation"), Endpoint.parse(running.url), request.param
+        )
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
-"""Full and read-only disks, clocks that jump, and two where one should be: clear errors, and nothing is lost.
+"""Full and read-only disks, clocks that jump, and two where one should be: clear errors,
+and nothing is lost.
 
-Once the fault is gone, the same command goes on and ends with the bytes of an undisturbed federation.
+Once the fault is gone, the same command goes on and ends with the bytes of an undisturbed
+federation.
 """
 
 import resource
@@ -81,7 +83,9 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 
 
 class Federation:
-    """A coordinator's processes, one after the other, and two light nodes that wait at a gate in each round."""
+    """A coordinator's processes, one after the other,
+    and two light nodes that wait at a gate in each round.
+    """
 
     def __init__(self, broker: EmbeddedBroker, folder: Path, lights: str = "ab"):
         self.broker, self.folder, self.gate = broker, folder, Gate()
@@ -98,18 +102,47 @@ class Federation:
     def _take_part(self, node: Honest) -> None:
         self.results[node.name] = node.run()
 
-    def coordinator(self, state: Path, log: str, *flags: object, module: str = "tests.support.small_chunks") -> Process:
+    def coordinator(
+        self, state: Path, log: str, *flags: object, module: str = "tests.support.small_chunks"
+    ) -> Process:
         arguments = (
-            "coordinate", self.broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small",
-            "--size", 32, "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7, "--linger", 5,
-            "--training", "local_epochs=1", "--weights", self._weights, "--state", state, *flags,
-        )  # fmt: skip
+            "coordinate",
+            self.broker.url,
+            "--json",
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--model",
+            "small",
+            "--size",
+            32,
+            "--method",
+            "fedavg",
+            "--rounds",
+            ROUNDS,
+            "--seed",
+            7,
+            "--linger",
+            5,
+            "--training",
+            "local_epochs=1",
+            "--weights",
+            self._weights,
+            "--state",
+            state,
+            *flags,
+        )
         return self._start(arguments, log, module)
 
     def node(self, name: str, state: Path, images: Path, log: str) -> Process:
-        return self._start(("join", self.broker.url, "--name", name, "--data", images, "--state", state), log)
+        return self._start(
+            ("join", self.broker.url, "--name", name, "--data", images, "--state", state), log
+        )
 
-    def _start(self, arguments: tuple[object, ...], log: str, module: str = "edge.cli.main") -> Process:
+    def _start(
+        self, arguments: tuple[object, ...], log: str, module: str = "edge.cli.main"
+    ) -> Process:
         self.processes.append(start(*arguments, log=self.folder / log, module=module))
         return self.processes[-1]
 
@@ -148,7 +181,9 @@ class Federation:
 def clone(process: Process, state: Path, copy: Path) -> None:
     """Copy the folder of a process as a virtual machine is copied: nothing changes meanwhile."""
     process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(
+        lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    )
     shutil.copytree(state, copy)
     process.send_signal(signal.SIGCONT)
 
@@ -160,7 +195,9 @@ def retained_run(broker: EmbeddedBroker) -> str:
 
 
 def same(left: Tensors, right: Tensors) -> bool:
-    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
+    return left.keys() == right.keys() and all(
+        left[name].tobytes() == right[name].tobytes() for name in left
+    )
 
 
 @pytest.fixture
@@ -173,7 +210,10 @@ def federation(mosquitto: EmbeddedBroker, tmp_path: Path) -> Iterator[Federation
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
     """The result of two light nodes."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with start_broker(folder / "broker", kind="mosquitto") as broker, closing(Federation(broker, folder)) as made:
+    with (
+        start_broker(folder / "broker", kind="mosquitto") as broker,
+        closing(Federation(broker, folder)) as made,
+    ):
         return made.ends(made.coordinator(folder / "state", "log"), "log")
 
 
@@ -221,7 +261,9 @@ class Ends(NamedTuple):
 
 
 def with_a_node(folder: Path, state: Path, disk: Disk | None) -> Ends:
-    """A federation of the light node b and a real one, a, whose disk may become full in the second round."""
+    """A federation of the light node b and a real one, a,
+    whose disk may become full in the second round.
+    """
     images = draw(folder / "images", 8, seed=3)
     with (
         start_broker(folder / "broker", kind="mosquitto") as broker,
@@ -232,7 +274,8 @@ def with_a_node(folder: Path, state: Path, disk: Disk | None) -> Ends:
         if disk:
             federation.reaches(2, coordinator, "log")
             disk.fill(node)
-            federation.gate.open(2)  # it may have done all of its part already: then the next round finds the disk full
+            # it may have done all of its part already: then the next round finds the disk full
+            federation.gate.open(2)
             assert str(state) in federation.fails(node, "node")
             disk.free()
             node = federation.node("a", state, images, "again")
@@ -248,7 +291,9 @@ def undisturbed_node(tmp_path_factory: pytest.TempPathFactory) -> Ends:
 
 
 @pytest.mark.slow
-def test_a_node_whose_disk_is_full_stops_and_goes_on_when_there_is_room(undisturbed_node: Ends, tmp_path: Path) -> None:
+def test_a_node_whose_disk_is_full_stops_and_goes_on_when_there_is_room(
+    undisturbed_node: Ends, tmp_path: Path
+) -> None:
     assert with_a_node(tmp_path, tmp_path / "a", Disk(tmp_path)).same(undisturbed_node)
 
 
@@ -274,10 +319,20 @@ def test_a_read_only_state_folder_is_named_and_the_run_goes_on_when_it_can_be_wr
 
 
 @pytest.mark.slow
-def test_a_clock_that_jumps_by_years_changes_nothing(federation: Federation, undisturbed: Tensors) -> None:
+def test_a_clock_that_jumps_by_years_changes_nothing(
+    federation: Federation, undisturbed: Tensors
+) -> None:
     state = federation.folder / "state"
     coordinator = federation.coordinator(
-        state, "log", "--deadline", 3600, "--sample", 2, "--quorum", 1, module="tests.support.jumping_clock"
+        state,
+        "log",
+        "--deadline",
+        3600,
+        "--sample",
+        2,
+        "--quorum",
+        1,
+        module="tests.support.jumping_clock",
     )
     assert same(federation.ends(coordinator, "log"), undisturbed)
     assert federation.said("log").count('"contributors":["a","b"]') == ROUNDS
@@ -290,7 +345,10 @@ def test_of_two_coordinators_that_start_at_once_one_goes_on(
     mosquitto: EmbeddedBroker, undisturbed: Tensors, tmp_path: Path
 ) -> None:
     with closing(Federation(mosquitto, tmp_path, "")) as federation:
-        both = {log: federation.coordinator(tmp_path / f"state-{log}", log) for log in ("first", "second")}
+        both = {
+            log: federation.coordinator(tmp_path / f"state-{log}", log)
+            for log in ("first", "second")
+        }
         wait_until(lambda: any(each.poll() is not None for each in both.values()))
         (ended,) = [log for log, each in both.items() if each.poll() is not None]
         assert "already has a coordinator" in federation.fails(both.pop(ended), ended, code=2)
@@ -300,7 +358,9 @@ def test_of_two_coordinators_that_start_at_once_one_goes_on(
         assert same(federation.ends(remaining, log), undisturbed)
 
 
-def test_a_second_coordinator_on_one_state_folder_names_the_first(federation: Federation, undisturbed: Tensors) -> None:
+def test_a_second_coordinator_on_one_state_folder_names_the_first(
+    federation: Federation, undisturbed: Tensors
+) -> None:
     state = federation.folder / "state"
     first = federation.coordinator(state, "first")
     federation.reaches(2, first, "first")
@@ -325,7 +385,7 @@ def test_a_copy_of_a_running_coordinator_is_refused_and_expels_nobody(
 
 
 @pytest.mark.slow
-def test_a_second_node_of_one_name_or_on_one_state_folder_or_a_copy_is_refused_and_the_first_finishes(
+def test_a_second_node_of_one_name_or_one_state_folder_is_refused_and_the_first_finishes(
     mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
     images, state = draw(tmp_path / "images", 8, seed=3), tmp_path / "node"
@@ -334,9 +394,15 @@ def test_a_second_node_of_one_name_or_on_one_state_folder_or_a_copy_is_refused_a
         first = federation.node("a", state, images, "first")
         federation.reaches(2, coordinator, "log")
         clone(first, state, tmp_path / "copy")
-        others = {"same-folder": state, "same-name": tmp_path / "other", "copied-folder": tmp_path / "copy"}
+        others = {
+            "same-folder": state,
+            "same-name": tmp_path / "other",
+            "copied-folder": tmp_path / "copy",
+        }
         processes = [federation.node("a", folder, images, log) for log, folder in others.items()]
-        said = [federation.fails(each, log, code=2) for each, log in zip(processes, others, strict=True)]
+        said = [
+            federation.fails(each, log, code=2) for each, log in zip(processes, others, strict=True)
+        ]
         assert f"is used by process {first.pid}" in said[0]
         assert "taken" in said[1]
         assert "taken" in said[2]

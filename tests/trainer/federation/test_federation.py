@@ -62,20 +62,38 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def request(method: str, rule: Any, weights: str = "", head: Any = "trained") -> Request:
-    asked = Request(method, model="small", weights=weights, size=32, seed=7, aggregate=rule, head=head, codec=None)
-    return asked._replace(rounds=2) if trains(asked) else asked._replace(training={"local_epochs": 1})
+    asked = Request(
+        method,
+        model="small",
+        weights=weights,
+        size=32,
+        seed=7,
+        aggregate=rule,
+        head=head,
+        codec=None,
+    )
+    return (
+        asked._replace(rounds=2) if trains(asked) else asked._replace(training={"local_epochs": 1})
+    )
 
 
 def drafted(asked: Request, name: str, nodes: int) -> tuple[Spec, Arrays]:
     """A robust rule leaves out nobody here: three nodes stand no liar."""
     if asked.aggregate != "multi_krum":
         return draft(asked, federation=name, classes=CLASSES, nodes=nodes)
-    spec, broadcast = draft(asked._replace(aggregate="mean"), federation=name, classes=CLASSES, nodes=nodes)
+    spec, broadcast = draft(
+        asked._replace(aggregate="mean"), federation=name, classes=CLASSES, nodes=nodes
+    )
     return msgspec.structs.replace(spec, aggregation=Aggregation("multi_krum")), broadcast
 
 
 def simulated(
-    plants: dict[str, Path], method: str, *, rule: str | None = None, weights: str = "", head: str = "trained"
+    plants: dict[str, Path],
+    method: str,
+    *,
+    rule: str | None = None,
+    weights: str = "",
+    head: str = "trained",
 ) -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
     asked = request(method, rule, weights, head)
@@ -84,13 +102,18 @@ def simulated(
     outcome = simulate(spec, broadcast, images, compare=True)
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
-        found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tensors).items()}
+        found |= {
+            f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tensors).items()
+        }
     return found
 
 
 def on_disk(folder: Path) -> dict[str, bytes]:
     """What the processes left, likewise."""
-    found = {f"global/{n}": v.tobytes() for n, v in load_file(folder / "coordinator/global.safetensors").items()}
+    found = {
+        f"global/{n}": v.tobytes()
+        for n, v in load_file(folder / "coordinator/global.safetensors").items()
+    }
     for path in sorted(folder.glob("*/model/personal.safetensors")):
         node, tensors = path.parent.parent.name, load_file(path)
         found |= {f"{node}/{name}": value.tobytes() for name, value in tensors.items()}
@@ -120,7 +143,11 @@ def test_processes_over_a_broker_end_with_the_same_bytes_as_the_simulation(
 def test_a_node_tells_its_rounds_as_events_and_its_model_as_the_last(processes: Path) -> None:
     events = [json.loads(line) for line in (processes / "plant-a.log").read_text().splitlines()]
     assert events[-1] == {"event": "Result", "result": {"model": str(processes / "plant-a/model")}}
-    story = [(each["event"], each.get("round")) for each in events if each["event"] not in ("Step", "Note", "Activity")]
+    story = [
+        (each["event"], each.get("round"))
+        for each in events
+        if each["event"] not in ("Step", "Note", "Activity")
+    ]
     rounds = [
         (event, number)
         for number in (1, 2)
@@ -155,7 +182,9 @@ def in_threads(
     rule: str | None = None,
     head: str = "trained",
 ) -> None:
-    """The sessions of nodes and coordinator, here in threads: processes would above all import torch."""
+    """The sessions of nodes and coordinator, here in threads:
+    processes would above all import torch.
+    """
     asked = request(method, rule, head=head)
     spec, broadcast = drafted(asked, folder.name, len(plants))
     deadline, gathering = time.monotonic() + PATIENCE, threading.Event()
@@ -165,7 +194,9 @@ def in_threads(
 
     def coordinating() -> None:
         with Ledger(folder / "coordinator") as ledger:
-            ended = coordinate(ledger, spec, broadcast, endpoint, lambda event: gathering.set(), stop=late)
+            ended = coordinate(
+                ledger, spec, broadcast, endpoint, lambda event: gathering.set(), stop=late
+            )
             assert ended is not None
             ledger.save_result()
 
@@ -173,7 +204,14 @@ def in_threads(
         images = load_images(spec, plants[name])
         gathering.wait(60)
         return take_part(
-            spec, name, images, endpoint, folder / name, telemetry=False, report=progress.ignore, stop=late
+            spec,
+            name,
+            images,
+            endpoint,
+            folder / name,
+            telemetry=False,
+            report=progress.ignore,
+            stop=late,
         )
 
     with ThreadPoolExecutor(1 + len(plants)) as pool:
@@ -202,9 +240,15 @@ def test_so_does_a_head_of_statistics_on_a_trained_encoder(
     agree(on_disk(tmp_path), simulated(plants, "afedcl", head="statistics"))
 
 
-@pytest.mark.parametrize("rule", slow_except(("clipped_mean",), ("clipped_mean", "mean", "multi_krum")))
-def test_so_does_every_kind_of_rule(rule: str, exchange: str, plants: dict[str, Path], tmp_path: Path) -> None:
-    """By default weights and updates are limited; with three nodes the median is another than the largest."""
+@pytest.mark.parametrize(
+    "rule", slow_except(("clipped_mean",), ("clipped_mean", "mean", "multi_krum"))
+)
+def test_so_does_every_kind_of_rule(
+    rule: str, exchange: str, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """By default weights and updates are limited;
+    with three nodes the median is another than the largest.
+    """
     in_threads(Endpoint.parse(exchange), "afedcl", plants, tmp_path, rule=rule)
     found = simulated(plants, "afedcl", rule=rule)
     agree(on_disk(tmp_path), found)
@@ -221,7 +265,9 @@ def averaged(two: dict[str, Path]) -> dict[str, bytes]:
 def test_other_brokers_make_no_difference(
     kind: str, two: dict[str, Path], averaged: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """A blob of 240 kB passes a broker that allows 128 KB a packet, and one that speaks MQTT 3.1.1 only."""
+    """A blob of 240 kB passes a broker that allows 128 KB a packet,
+    and one that speaks MQTT 3.1.1 only.
+    """
     broker = (
         start_broker(tmp_path / "broker", kind="amqtt")
         if kind == "amqtt"
@@ -241,7 +287,9 @@ def test_a_federation_over_encrypted_connections(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Chunks are small: mosquitto 2.0.11 takes tenths of a second for a longer message over a websocket."""
+    """Chunks are small: mosquitto 2.0.11 takes tenths of a second for a longer message over a
+    websocket.
+    """
     url = f"{scheme}://127.0.0.1:{secured.tls if scheme == 'mqtts' else secured.wss}"
     monkeypatch.setattr(coordinator, "CHUNK", 3 * 1024)
     in_threads(Endpoint.parse(url, ca=secured.authority.ca), "fedavg", two, tmp_path)
@@ -251,31 +299,62 @@ def test_a_federation_over_encrypted_connections(
 # Statistics
 
 
-SUMS = ("--model", "small", "--size", "32", "--seed", "7", "--method", "gaussian", "--training", "local_epochs=1")
+SUMS = (
+    "--model",
+    "small",
+    "--size",
+    "32",
+    "--seed",
+    "7",
+    "--method",
+    "gaussian",
+    "--training",
+    "local_epochs=1",
+)
 
 
 @pytest.mark.slow
 def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
     plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The coordinator has no torch. A node is killed after the round for sums has opened, before it can close."""
+    """The coordinator has no torch.
+
+    A node is killed after the round for sums has opened, before it can close.
+    """
     (tmp_path / "torch.py").write_text("raise ImportError('this machine has none')")
     without_torch = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
 
     def join(name: str, log: str) -> Process:
         return start(
-            "join", broker.url, "--name", name, "--data", plants[name], "--state", tmp_path / name,
+            "join",
+            broker.url,
+            "--name",
+            name,
+            "--data",
+            plants[name],
+            "--state",
+            tmp_path / name,
             log=tmp_path / log,
-        )  # fmt: skip
+        )
 
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         processes = [
             start(
-                "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 3, *SUMS,
-                "--weights", drawn_weights(), "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+                "coordinate",
+                broker.url,
+                "--classes",
+                ",".join(CLASSES),
+                "--nodes",
+                3,
+                *SUMS,
+                "--weights",
+                drawn_weights(),
+                "--state",
+                tmp_path / "coordinator",
+                log=tmp_path / "coordinator.log",
                 PYTHONPATH=without_torch,
             )
-        ]  # fmt: skip
+        ]
         try:
             stopped = join("plant-c", "plant-c.log")
             processes.append(stopped)
@@ -304,7 +383,9 @@ def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simu
     """With `afedcl_plus` one is made before training too."""
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         federate(broker.url, two, tmp_path / "run", "--method", method, "--head", head)
-    agree(on_disk(tmp_path / "run"), simulated(two, method, weights=str(drawn_weights()), head=head))
+    agree(
+        on_disk(tmp_path / "run"), simulated(two, method, weights=str(drawn_weights()), head=head)
+    )
 
 
 @pytest.mark.slow
@@ -313,28 +394,55 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
 ) -> None:
     with start_broker(tmp_path / "broker") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", tmp_path / "coordinator",
-            *FEDERATION, "--rounds", 6, log=tmp_path / "coordinator.log",
-        )  # fmt: skip
+            "coordinate",
+            broker.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--state",
+            tmp_path / "coordinator",
+            *FEDERATION,
+            "--rounds",
+            6,
+            log=tmp_path / "coordinator.log",
+        )
         nodes = {
             name: start(
-                "join", broker.url, "--name", name, "--data", folder, "--state", tmp_path / name,
+                "join",
+                broker.url,
+                "--name",
+                name,
+                "--data",
+                folder,
+                "--state",
+                tmp_path / name,
                 log=tmp_path / f"{name}.log",
             )
             for name, folder in two.items()
-        }  # fmt: skip
+        }
         try:
             wait_for(tmp_path / "coordinator.log", "round 1 closed")
-            wait_for(tmp_path / "plant-b" / timeline.FILE, '"activity":"refining"')  # which may take longer
+            # which may take longer
+            wait_for(tmp_path / "plant-b" / timeline.FILE, '"activity":"refining"')
             nodes["plant-b"].send_signal(signal.SIGKILL)
             killed = time.time()
             wait_for(tmp_path / "coordinator.log", "plant-b is gone")
-            assert "waits for plant-b to come back" in wait_for(tmp_path / "coordinator.log", "waits for")
+            assert "waits for plant-b to come back" in wait_for(
+                tmp_path / "coordinator.log", "waits for"
+            )
             assert coordinator.poll() is None
             nodes["plant-b"] = start(
-                "join", broker.url, "--name", "plant-b", "--data", two["plant-b"], "--state", tmp_path / "plant-b",
+                "join",
+                broker.url,
+                "--name",
+                "plant-b",
+                "--data",
+                two["plant-b"],
+                "--state",
+                tmp_path / "plant-b",
                 log=tmp_path / "again.log",
-            )  # fmt: skip
+            )
             assert [process.wait(60) for process in (coordinator, *nodes.values())] == [0, 0, 0]
             run_ = load_metadata(tmp_path / "plant-b" / "model").run
             spans = timeline.read_spans(tmp_path / "plant-b", run_)
@@ -362,31 +470,52 @@ def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_co
     """The contribution of each node is summed before the node has finished its (long) stage 2."""
     told = dict.fromkeys(two, ("--telemetry",))
     with start_broker(tmp_path / "broker") as broker:
-        federate(broker.url, two, tmp_path / "run", "--option", "refine_epochs=40", "--json", **told)
+        federate(
+            broker.url, two, tmp_path / "run", "--option", "refine_epochs=40", "--json", **told
+        )
     lines = (tmp_path / "run/coordinator.log").read_text().splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     of_nodes = [event for event in events if event["event"] in ("Contribution", "Measured")]
     for plant in two:
-        in_round = [event["event"] for event in of_nodes if (event["round"], event["node"]) == (1, plant)]
+        in_round = [
+            event["event"] for event in of_nodes if (event["round"], event["node"]) == (1, plant)
+        ]
         assert in_round == ["Contribution", "Measured"]
-    history = [json.loads(line) for line in here("rounds", tmp_path / "run/coordinator", "--json").stdout.splitlines()]
+    history = [
+        json.loads(line)
+        for line in here("rounds", tmp_path / "run/coordinator", "--json").stdout.splitlines()
+    ]
     assert [line["round"] for line in history] == [1, 2]
     weights = {
-        event["node"]: event["weight"] for event in events if event["event"] == "Contribution" and event["round"] == 1
+        event["node"]: event["weight"]
+        for event in events
+        if event["event"] == "Contribution" and event["round"] == 1
     }
     assert history[0]["weights"] == weights
     assert "no journal" in refused("rounds", tmp_path)
 
 
 @pytest.mark.slow
-def test_nodes_of_an_earlier_run_take_part_in_the_next(two: dict[str, Path], tmp_path: Path) -> None:
-    """The broker has kept messages of the first run, and of one that was stopped in between, for the nodes."""
+def test_nodes_of_an_earlier_run_take_part_in_the_next(
+    two: dict[str, Path], tmp_path: Path
+) -> None:
+    """The broker has kept messages of the first run, and of one that was stopped in between,
+    for the nodes.
+    """
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         federate(broker.url, two, tmp_path / "run", "--rounds", "1")
         stopped = start(
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", tmp_path / "stopped",
-            *FEDERATION, log=tmp_path / "stopped.log",
-        )  # fmt: skip
+            "coordinate",
+            broker.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--state",
+            tmp_path / "stopped",
+            *FEDERATION,
+            log=tmp_path / "stopped.log",
+        )
         wait_for(tmp_path / "stopped.log", "waiting for 2 nodes")
         stopped.terminate()
         assert stopped.wait(60) == 130
@@ -398,21 +527,48 @@ def test_nodes_of_an_earlier_run_take_part_in_the_next(two: dict[str, Path], tmp
     assert "not connected" not in said
     assert "ignored" not in said
     assert re.search(
-        r"accuracy \d+\.\d% among its own classes \(\d+% to \d+%, 95 % interval\), .* on 6 held-out images", said
+        r"accuracy \d+\.\d% among its own classes \(\d+% to \d+%, 95 % interval\), .* on 6 "
+        r"held-out images",
+        said,
     )
 
 
-def test_a_coordinator_that_is_started_again_goes_on_with_what_was_left_open(tmp_path: Path) -> None:
-    """As a run that began with the defaults of an earlier version; but not against what it is told."""
+def test_a_coordinator_that_is_started_again_goes_on_with_what_was_left_open(
+    tmp_path: Path,
+) -> None:
+    """As a run that began with the defaults of an earlier version;
+    but not against what it is told.
+    """
     log, earlier = (
         tmp_path / "log",
-        ("--method", "fedavg", "--model", "small", "--aggregate", "mean", "--codec", "none", "--privacy", "epsilon=3"),
+        (
+            "--method",
+            "fedavg",
+            "--model",
+            "small",
+            "--aggregate",
+            "mean",
+            "--codec",
+            "none",
+            "--privacy",
+            "epsilon=3",
+        ),
     )
     with start_broker(tmp_path / "broker") as broker:
         command = (
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--size", 32,
-            "--weights", drawn_weights(), "--state", tmp_path / "state",
-        )  # fmt: skip
+            "coordinate",
+            broker.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--size",
+            32,
+            "--weights",
+            drawn_weights(),
+            "--state",
+            tmp_path / "state",
+        )
         for more in (earlier, ()):
             coordinator = start(*command, *more, log=log)
             wait_for(log, "waiting for 2 nodes")
@@ -426,16 +582,26 @@ def test_a_coordinator_that_is_started_again_goes_on_with_what_was_left_open(tmp
 def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_nodes(
     plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Garbage as the presence of both before they start, as the round of a federation to join, as the spec later on."""
+    """Garbage as the presence of both before they start,
+    as the round of a federation to join, as the spec later on.
+    """
     round_, spec, garbage = topics.round_state("default"), topics.spec("default"), b"\xff\x00{"
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         endpoint = Endpoint.parse(broker.url)
 
         def join(name: str, *more: object) -> Process:
             return start(
-                "join", broker.url, "--name", name, "--data", plants[name], "--state", tmp_path / name, *more,
+                "join",
+                broker.url,
+                "--name",
+                name,
+                "--data",
+                plants[name],
+                "--state",
+                tmp_path / name,
+                *more,
                 log=tmp_path / f"{name}.log",
-            )  # fmt: skip
+            )
 
         def retain(payloads: dict[str, bytes]) -> None:
             for topic, payload in payloads.items():
@@ -444,14 +610,27 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
 
         processes = []
         with MqttClient(endpoint, "third-party", inbox=queue.Queue(), persistent=False) as mqtt:
-            retain(dict.fromkeys((topics.presence("default", name) for name in ("coordinator", "plant-a")), garbage))
+            retain(
+                dict.fromkeys(
+                    (topics.presence("default", name) for name in ("coordinator", "plant-a")),
+                    garbage,
+                )
+            )
             try:
                 processes = [
                     start(
-                        "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *FEDERATION,
-                        "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+                        "coordinate",
+                        broker.url,
+                        "--classes",
+                        ",".join(CLASSES),
+                        "--nodes",
+                        2,
+                        *FEDERATION,
+                        "--state",
+                        tmp_path / "coordinator",
+                        log=tmp_path / "coordinator.log",
                     )
-                ]  # fmt: skip
+                ]
                 wait_for(tmp_path / "coordinator.log", "waiting for 2 nodes")
                 told = read_retained(endpoint, [round_, spec], wait=1.0)
                 retain({round_: garbage})
@@ -473,9 +652,13 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
                     process.kill()
 
 
-def test_ctrl_c_while_waiting_for_a_coordinator_ends_quietly(plants: dict[str, Path], tmp_path: Path) -> None:
+def test_ctrl_c_while_waiting_for_a_coordinator_ends_quietly(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
     with start_broker(tmp_path / "broker") as broker:
-        node = start("join", broker.url, "--name", "a", "--data", plants["plant-a"], log=tmp_path / "log")
+        node = start(
+            "join", broker.url, "--name", "a", "--data", plants["plant-a"], log=tmp_path / "log"
+        )
         wait_for(tmp_path / "log", "waiting for its coordinator")
         node.terminate()
         assert node.wait(60) == 130
@@ -491,17 +674,28 @@ def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("gathering")
     with start_broker(folder / "broker") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", folder / "coordinator",
-            *FEDERATION, log=folder / "coordinator.log",
-        )  # fmt: skip
+            "coordinate",
+            broker.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--state",
+            folder / "coordinator",
+            *FEDERATION,
+            log=folder / "coordinator.log",
+        )
         try:
             wait_for(folder / "coordinator.log", "waiting for 2 nodes")
             yield broker.url
         finally:
             coordinator.terminate()
             assert coordinator.wait(60) == 130
-            retained = read_retained(Endpoint.parse(broker.url), [topics.round_state("default")], wait=1.0)
-            assert b"gathering" in retained[topics.round_state("default")]  # suspended: nodes may wait for it
+            retained = read_retained(
+                Endpoint.parse(broker.url), [topics.round_state("default")], wait=1.0
+            )
+            # suspended: nodes may wait for it
+            assert b"gathering" in retained[topics.round_state("default")]
 
 
 def refused(*arguments: object) -> str:
@@ -515,7 +709,16 @@ def refused(*arguments: object) -> str:
 
 @pytest.mark.slow
 def test_an_unreachable_broker(plants: dict[str, Path], tmp_path: Path) -> None:
-    said = refused("join", "mqtt://127.0.0.1:9", "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "s")
+    said = refused(
+        "join",
+        "mqtt://127.0.0.1:9",
+        "--name",
+        "a",
+        "--data",
+        plants["plant-a"],
+        "--state",
+        tmp_path / "s",
+    )
     assert "127.0.0.1:9" in said
 
 
@@ -526,26 +729,58 @@ def test_a_url_that_is_none(plants: dict[str, Path]) -> None:
 def test_a_broker_without_a_coordinator(plants: dict[str, Path], tmp_path: Path) -> None:
     with start_broker(tmp_path / "broker") as broker:
         said = refused(
-            "join", broker.url, "--name", "a", "--data", plants["plant-a"], "--wait", "0", "--state", tmp_path / "s"
+            "join",
+            broker.url,
+            "--name",
+            "a",
+            "--data",
+            plants["plant-a"],
+            "--wait",
+            "0",
+            "--state",
+            tmp_path / "s",
         )
     assert "edge-node coordinate" in said
 
 
 @pytest.mark.parametrize("name", ["plant/a", "", "coordinator", "#"])
-def test_a_name_that_cannot_be_used(name: str, gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
-    assert "name" in refused("join", gathering, "--name", name, "--data", plants["plant-a"], "--state", tmp_path / "s")
+def test_a_name_that_cannot_be_used(
+    name: str, gathering: str, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    assert "name" in refused(
+        "join", gathering, "--name", name, "--data", plants["plant-a"], "--state", tmp_path / "s"
+    )
 
 
 def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
     first = start(
-        "join", gathering, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "1", log=tmp_path / "1.log"
+        "join",
+        gathering,
+        "--name",
+        "a",
+        "--data",
+        plants["plant-a"],
+        "--state",
+        tmp_path / "1",
+        log=tmp_path / "1.log",
     )
     try:
         presence = topics.presence("default", "a")
         here = Endpoint.parse(gathering)
-        wait_until(lambda: b'"online":true' in read_retained(here, [presence], wait=0.5).get(presence, b""))
+        wait_until(
+            lambda: b'"online":true' in read_retained(here, [presence], wait=0.5).get(presence, b"")
+        )
         for state, reason in (("1", f"is used by process {first.pid}"), ("2", "taken")):
-            said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / state)
+            said = refused(
+                "join",
+                gathering,
+                "--name",
+                "a",
+                "--data",
+                plants["plant-b"],
+                "--state",
+                tmp_path / state,
+            )
             assert reason in said
         assert first.poll() is None
         assert not (tmp_path / "2").exists()
@@ -556,24 +791,39 @@ def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path:
 
 def test_a_second_coordinator_of_the_same_federation(gathering: str, tmp_path: Path) -> None:
     said = refused(
-        "coordinate", gathering, "--classes", "a,b", "--nodes", 2, "--model", "small", "--state", tmp_path / "s"
+        "coordinate",
+        gathering,
+        "--classes",
+        "a,b",
+        "--nodes",
+        2,
+        "--model",
+        "small",
+        "--state",
+        tmp_path / "s",
     )
     assert "already has a coordinator" in said
 
 
 def test_folders_that_cannot_train(gathering: str, plants: dict[str, Path], tmp_path: Path) -> None:
     def said(folder: Path, *more: object) -> str:
-        return refused("join", gathering, "--name", "x", "--data", folder, "--state", tmp_path / "state", *more)
+        return refused(
+            "join", gathering, "--name", "x", "--data", folder, "--state", tmp_path / "state", *more
+        )
 
     assert "does not exist" in said(tmp_path / "nowhere")
-    assert "--alias scratch=scratches" in said(draw(tmp_path / "misnamed", 3, 0, ("patches", "scratch")))
+    assert "--alias scratch=scratches" in said(
+        draw(tmp_path / "misnamed", 3, 0, ("patches", "scratch"))
+    )
     broken = draw(tmp_path / "broken", 3, 0)
     (broken / "patches" / "0-1.png").write_bytes(b"no image")
     assert "0-1.png" in said(broken)
     twins = draw(tmp_path / "twins", 3, 0)
     (twins / "patches" / "twin.png").write_bytes((twins / "scratches" / "0-0.png").read_bytes())
     assert "two classes" in said(twins)
-    assert "both the training and the held-out images" in said(plants["plant-a"], "--test", plants["plant-a"])
+    assert "both the training and the held-out images" in said(
+        plants["plant-a"], "--test", plants["plant-a"]
+    )
 
 
 def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
@@ -582,7 +832,9 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
     spec, _ = draft(Request(model="small"), federation="default", classes=CLASSES, nodes=2)
     state = encode(RoundState(run=spec.run, round=0, status="gathering"))
     with start_broker(tmp_path / "broker") as broker:
-        mqtt = MqttClient(Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False)
+        mqtt = MqttClient(
+            Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False
+        )
         with mqtt:
             mqtt.publish("edge-node/v9/default/spec", b"{}", retain=True)
             mqtt.flush(60)
@@ -602,7 +854,9 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
             mqtt.publish(topics.round_state("default"), state, retain=True)
             for field, value in (("method", "fedfuture"), ("model", "vit_9000")):
                 mqtt.publish(
-                    topics.spec("default"), encode(msgspec.structs.replace(spec, **{field: value})), retain=True
+                    topics.spec("default"),
+                    encode(msgspec.structs.replace(spec, **{field: value})),
+                    retain=True,
                 )
                 mqtt.flush(60)
                 assert value in refused(*join)
@@ -612,19 +866,47 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
 
 
 @pytest.mark.slow
-def test_a_node_that_the_coordinator_refuses_leaves_no_state_folder(plants: dict[str, Path], tmp_path: Path) -> None:
+def test_a_node_that_the_coordinator_refuses_leaves_no_state_folder(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
     with start_broker(tmp_path / "broker") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 1, "--state", tmp_path / "coordinator",
-            *FEDERATION, "--rounds", 1000, log=tmp_path / "coordinator.log",
-        )  # fmt: skip
+            "coordinate",
+            broker.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            1,
+            "--state",
+            tmp_path / "coordinator",
+            *FEDERATION,
+            "--rounds",
+            1000,
+            log=tmp_path / "coordinator.log",
+        )
         first = start(
-            "join", broker.url, "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "a",
+            "join",
+            broker.url,
+            "--name",
+            "a",
+            "--data",
+            plants["plant-a"],
+            "--state",
+            tmp_path / "a",
             log=tmp_path / "a.log",
-        )  # fmt: skip
+        )
         try:
             wait_for(tmp_path / "coordinator.log", "a joined")
-            said = refused("join", broker.url, "--name", "b", "--data", plants["plant-b"], "--state", tmp_path / "b")
+            said = refused(
+                "join",
+                broker.url,
+                "--name",
+                "b",
+                "--data",
+                plants["plant-b"],
+                "--state",
+                tmp_path / "b",
+            )
             assert "the federation is full: its 1 nodes are a" in said
             assert not (tmp_path / "b").exists()
         finally:

@@ -1,4 +1,6 @@
-"""Coordinators and nodes of two versions in one federation, and an upgrade of all of them while it runs."""
+"""Coordinators and nodes of two versions in one federation,
+and an upgrade of all of them while it runs.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -40,8 +42,21 @@ class Federation:
 
     def start(self, name: str, version: Mapping[str, str]) -> None:
         if name == "coordinator":
-            words = ["coordinate", self.url, "--classes", ",".join(CLASSES), "--nodes", len(NODES), *FEDERATION,
-                     "--rounds", ROUNDS, "--weights", drawn_weights(), "--training", "local_epochs=1"]  # fmt: skip
+            words = [
+                "coordinate",
+                self.url,
+                "--classes",
+                ",".join(CLASSES),
+                "--nodes",
+                len(NODES),
+                *FEDERATION,
+                "--rounds",
+                ROUNDS,
+                "--weights",
+                drawn_weights(),
+                "--training",
+                "local_epochs=1",
+            ]
         else:
             words = ["join", self.url, "--name", name, "--data", self._plants[name]]
         log = self._folder / f"{name}-{len(list(self._folder.glob(f'{name}-*.log')))}.log"
@@ -65,10 +80,13 @@ class Federation:
         """The tensors that all have ended with; each has trained each round once."""
         for name, process in self.processes.items():
             assert process.wait(180) == 0, self.log(name)
-        assert [sorted(line.weights) for line in history(self._folder / "coordinator")] == [list(NODES)] * ROUNDS
-        return {name: (self._folder / name / "model" / "personal.safetensors").read_bytes() for name in NODES} | {
-            "coordinator": (self._folder / "coordinator" / "global.safetensors").read_bytes()
-        }
+        assert [sorted(line.weights) for line in history(self._folder / "coordinator")] == [
+            list(NODES)
+        ] * ROUNDS
+        return {
+            name: (self._folder / name / "model" / "personal.safetensors").read_bytes()
+            for name in NODES
+        } | {"coordinator": (self._folder / "coordinator" / "global.safetensors").read_bytes()}
 
 
 @pytest.fixture
@@ -113,7 +131,16 @@ def test_a_node_is_told_of_another_version_of_the_protocol_and_what_to_install(
 ) -> None:
     other = federation("other")
     other.start("coordinator", later_version(tmp_path / "v2", protocol="edge-node/v2"))
-    node = run("join", other.url, "--name", "plant-a", "--data", plants["plant-a"], "--state", tmp_path / "node")
+    node = run(
+        "join",
+        other.url,
+        "--name",
+        "plant-a",
+        "--data",
+        plants["plant-a"],
+        "--state",
+        tmp_path / "node",
+    )
     assert node.returncode == 2
     assert "the federation speaks protocol edge-node/v2, this node edge-node/v1" in node.stderr
     assert "install the version of edge-node here that its server has" in node.stderr

@@ -1,4 +1,6 @@
-"""Nodes that come when a federation has finished, over a real broker: its statistics give them a model at once."""
+"""Nodes that come when a federation has finished, over a real broker:
+its statistics give them a model at once.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -35,16 +37,26 @@ class Finished:
     totals: Sums
 
     def come(self, name: str, images: Path | None, **options: str) -> tuple[Path, list[str]]:
-        """A newcomer's model, and what it was told, while the coordinator serves the result again."""
+        """A newcomer's model, and what it was told,
+        while the coordinator serves the result again.
+        """
         with ThreadPoolExecutor(1) as pool:
             coordinator = self.federation.coordinator(linger=PATIENCE)
 
             def part(session: Session) -> Path | None:
                 return join(
-                    self.endpoint, name=name, folder=images, test=None, state=self.folder / options.get("state", name),
-                    federation=self.federation.spec.federation, telemetry=False, demands={}, wait=2,
-                    report=session.report, stop=session.asked,
-                )  # fmt: skip
+                    self.endpoint,
+                    name=name,
+                    folder=images,
+                    test=None,
+                    state=self.folder / options.get("state", name),
+                    federation=self.federation.spec.federation,
+                    telemetry=False,
+                    demands={},
+                    wait=2,
+                    report=session.report,
+                    stop=session.asked,
+                )
 
             node = Session(pool, part)
             try:
@@ -60,10 +72,15 @@ class Finished:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     folder = tmp_path_factory.mktemp("finished")
     plants = {name: draw(folder / name, 4, seed) for seed, name in enumerate(PLANTS)}
-    with pytest.MonkeyPatch.context() as patch, start_broker(folder / "broker", kind="mosquitto") as broker:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        start_broker(folder / "broker", kind="mosquitto") as broker,
+    ):
         patch.setattr("trainer.training.alone.ROUNDS", 1)
         endpoint = Endpoint.parse(broker.url)
-        federation = Federation(endpoint, plants, folder / "run", "steel", 0, Participation(), "gaussian")
+        federation = Federation(
+            endpoint, plants, folder / "run", "steel", 0, Participation(), "gaussian"
+        )
         coordinator = federation.coordinator()
         nodes = [federation.node(name) for name in PLANTS]
         outcome = coordinator.end()
@@ -73,17 +90,27 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         yield Finished(federation, endpoint, folder / "newcomers", Sums.of(outcome.broadcast))
 
 
-def test_a_newcomer_without_an_image_has_the_others_head_and_nothing_is_claimed_of_it(finished: Finished) -> None:
+def test_a_newcomer_without_an_image_has_the_others_head_and_nothing_is_claimed_of_it(
+    finished: Finished,
+) -> None:
     model, told = finished.come("plant-d", None)
-    metadata, totals, personal = load_metadata(model), finished.totals, load_file(model / "personal.safetensors")
+    metadata, totals, personal = (
+        load_metadata(model),
+        finished.totals,
+        load_file(model / "personal.safetensors"),
+    )
     assert (metadata.metrics, metadata.comparison, metadata.trained) == ({}, None, {})
     assert (metadata.classes, load_predictions(model)) == (CLASSES, ())
     assert any(text.startswith("nothing is known of its accuracy here") for text in told)
     head = fit(totals, totals.without(totals))
     scale = expected_scale(head.spread)
     assert 0 < scale < 1
-    np.testing.assert_array_equal(personal["classifier.weight"], (scale * head.weight).astype(np.float32))
-    np.testing.assert_array_equal(personal["classifier.bias"], (scale * head.bias).astype(np.float32))
+    np.testing.assert_array_equal(
+        personal["classifier.weight"], (scale * head.weight).astype(np.float32)
+    )
+    np.testing.assert_array_equal(
+        personal["classifier.bias"], (scale * head.bias).astype(np.float32)
+    )
 
 
 def test_a_newcomer_takes_no_place_and_nothing_leaves_it(finished: Finished) -> None:
@@ -95,15 +122,24 @@ def test_a_newcomer_takes_no_place_and_nothing_leaves_it(finished: Finished) -> 
 
 
 @pytest.mark.parametrize(("per_class", "known"), [(1, 1), (5, 2)], ids=["one image", "many"])
-def test_a_newcomers_images_are_part_of_its_own_model_alone(per_class: int, known: int, finished: Finished) -> None:
+def test_a_newcomers_images_are_part_of_its_own_model_alone(
+    per_class: int, known: int, finished: Finished
+) -> None:
     name = f"plant-{per_class}-{known}"
-    model, told = finished.come(name, draw(finished.folder / f"images-{name}", per_class, 11, CLASSES[:known]))
+    model, told = finished.come(
+        name, draw(finished.folder / f"images-{name}", per_class, 11, CLASSES[:known])
+    )
     metadata = load_metadata(model)
     assert metadata.trained == dict.fromkeys(CLASSES[:known], per_class)
     assert metadata.metrics["images"] == per_class * known
     assert metadata.metrics["cross_validated"] == 1
-    assert (metadata.comparison is None) == (per_class * known == 1), "nothing can be trained with one image"
-    assert "the federation has finished: its model is made here, and nothing of this plant's images leaves it" in told
+    assert (metadata.comparison is None) == (per_class * known == 1), (
+        "nothing can be trained with one image"
+    )
+    assert (
+        "the federation has finished: its model is made here, and nothing of this plant's "
+        "images leaves it"
+    ) in told
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["a new folder", "a copy from before"])
@@ -113,7 +149,9 @@ def test_who_has_lost_what_it_contributed_is_told_that_its_images_would_count_tw
     state = f"lost-{restored}"
     if restored:
         (finished.folder / state).mkdir(parents=True)
-        shutil.copy(finished.federation.folder / "plant-a" / "identity.json", finished.folder / state)
+        shutil.copy(
+            finished.federation.folder / "plant-a" / "identity.json", finished.folder / state
+        )
     with pytest.raises(EdgeNodeError, match="the totals hold statistics of 'plant-a'") as caught:
         finished.come("plant-a", None, state=state)
     assert "--state" in caught.value.remedy
@@ -134,10 +172,22 @@ def test_who_has_lost_its_identity_alone_knows_what_it_contributed(finished: Fin
 
 
 @pytest.mark.slow
-def test_without_its_coordinator_a_finished_federation_is_named_with_how_to_serve_it_again(finished: Finished) -> None:
-    with pytest.raises(EdgeNodeError, match="federation steel has finished, and its coordinator is not there") as told:
+def test_without_its_coordinator_a_finished_federation_is_named_with_how_to_serve_it_again(
+    finished: Finished,
+) -> None:
+    with pytest.raises(
+        EdgeNodeError, match="federation steel has finished, and its coordinator is not there"
+    ) as told:
         join(
-            finished.endpoint, name="plant-f", folder=None, test=None, state=finished.folder / "f", federation="steel",
-            telemetry=False, demands={}, wait=60, report=progress.ignore,
-        )  # fmt: skip
+            finished.endpoint,
+            name="plant-f",
+            folder=None,
+            test=None,
+            state=finished.folder / "f",
+            federation="steel",
+            telemetry=False,
+            demands={},
+            wait=60,
+            report=progress.ignore,
+        )
     assert "start edge-node coordinate again with its --state" in str(told.value.remedy)

@@ -1,4 +1,6 @@
-"""Operators who pause, resume, drop and abort, over a real broker: what becomes of rounds, nodes and bytes."""
+"""Operators who pause, resume, drop and abort, over a real broker: what becomes of rounds,
+nodes and bytes.
+"""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +11,16 @@ import pytest
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError
-from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, here, start, wait_for
+from tests.support.plants import (
+    CLASSES,
+    FEDERATION,
+    Process,
+    draw,
+    drawn_weights,
+    here,
+    start,
+    wait_for,
+)
 from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
@@ -57,7 +68,9 @@ def test_a_paused_federation_stays_paused_over_a_restart_and_then_comes_to_the_s
     outcome = again.end()
     for node in nodes:
         node.end()
-    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    simulated = simulate(
+        federation.spec, federation.first, {name: federation.images(name) for name in PLANTS}
+    )
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
 
@@ -100,7 +113,7 @@ def test_an_abort_ends_the_run_for_all_and_the_journal_knows(
     assert [record.outcome for record in runs(federation.folder / "coordinator")] == ["aborted"]
 
 
-def test_a_run_whose_coordinator_died_between_the_abort_and_its_effect_is_aborted_when_it_is_started_again(
+def test_a_run_whose_coordinator_died_before_an_aborts_effect_is_aborted_when_started_again(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     federation = Federation(broker, plants, tmp_path, "aborted-later", 50, Participation())
@@ -117,7 +130,9 @@ def test_a_node_is_not_dropped_if_too_few_would_be_left(
     coordinator = federation.coordinator()
     for name in PLANTS:
         want(federation, "drop", name)
-    coordinator.wait_for(progress.Note(text="plant-c cannot be dropped: too few nodes would be left"))
+    coordinator.wait_for(
+        progress.Note(text="plant-c cannot be dropped: too few nodes would be left")
+    )
     node = federation.node(PLANTS[2])  # the last one cannot be dropped, and is a federation
     assert isinstance(coordinator.end(), Outcome)
     node.end()
@@ -135,9 +150,21 @@ def coordinate(broker: Endpoint, federation: str, state: Path) -> Process:
     """A coordinator's process that waits for two nodes; its log lies beside its folder."""
     log = state.with_suffix(".log")
     process = start(
-        "coordinate", f"mqtt://{broker.host}:{broker.port}", "--federation", federation, "--nodes", 2, *FEDERATION,
-        "--classes", ",".join(CLASSES), "--weights", drawn_weights(), "--state", state, log=log,
-    )  # fmt: skip
+        "coordinate",
+        f"mqtt://{broker.host}:{broker.port}",
+        "--federation",
+        federation,
+        "--nodes",
+        2,
+        *FEDERATION,
+        "--classes",
+        ",".join(CLASSES),
+        "--weights",
+        drawn_weights(),
+        "--state",
+        state,
+        log=log,
+    )
     wait_for(log, "waiting for 2 nodes")
     return process
 
@@ -148,20 +175,26 @@ def refused(*command: object) -> str:
     return done.stderr
 
 
-def test_commands_pause_resume_and_abort_what_a_process_coordinates(broker: Endpoint, state: Path) -> None:
+def test_commands_pause_resume_and_abort_what_a_process_coordinates(
+    broker: Endpoint, state: Path
+) -> None:
     process, log = coordinate(broker, "typed", state), state.with_suffix(".log")
     try:
         action = json.loads(here("pause", "--state", state, "--json").stdout)
         assert (action["what"], action["node"]) == ("pause", None)
         wait_for(log, f"{action['by']} has paused the federation")
-        assert "the coordinator is told to resume the run" in here("resume", "--state", state).stdout
+        assert (
+            "the coordinator is told to resume the run" in here("resume", "--state", state).stdout
+        )
         wait_for(log, f"{action['by']} has resumed the federation")
         assert "this run has no node 'plant-9'" in refused("drop", "plant-9", "--state", state)
         assert here("abort", "--state", state, "--reason", "the steel is sold out").returncode == 0
         assert process.wait(60) == 1
     finally:
         process.kill()
-    told = here("status", f"mqtt://{broker.host}:{broker.port}", "--federation", "typed", "--once", "--json").stdout
+    told = here(
+        "status", f"mqtt://{broker.host}:{broker.port}", "--federation", "typed", "--once", "--json"
+    ).stdout
     assert json.loads(told)["reason"] == "the steel is sold out"
     assert "this run is aborted" in refused("pause", "--state", state)
 
@@ -172,29 +205,44 @@ def test_a_command_says_where_nobody_is_there_to_do_it(broker: Endpoint, state: 
     assert process.wait(60) == 130
     for command in (("pause",), ("resume",), ("drop", "plant-a")):
         assert "nobody coordinates this run now" in refused(*command, "--state", state)
-    assert "the broker's address is missing" in refused("abort", "--state", state)  # nobody else would tell the nodes
+    # nobody else would tell the nodes
+    assert "the broker's address is missing" in refused("abort", "--state", state)
     assert "no journal" in refused("pause", "--state", state.with_name("elsewhere"))
 
 
 @pytest.mark.slow
-def test_a_command_drops_a_node_but_not_the_last(broker: Endpoint, plants: dict[str, Path], state: Path) -> None:
+def test_a_command_drops_a_node_but_not_the_last(
+    broker: Endpoint, plants: dict[str, Path], state: Path
+) -> None:
     url = f"mqtt://{broker.host}:{broker.port}"
     processes, log = {"coordinator": coordinate(broker, "fewer", state)}, state.with_suffix(".log")
     try:
         for name in PLANTS[:2]:
             processes[name] = start(
-                "join", url, "--federation", "fewer", "--name", name, "--data", plants[name],
-                "--state", state.with_name(name), log=state.with_name(f"{name}.log"),
-            )  # fmt: skip
+                "join",
+                url,
+                "--federation",
+                "fewer",
+                "--name",
+                name,
+                "--data",
+                plants[name],
+                "--state",
+                state.with_name(name),
+                log=state.with_name(f"{name}.log"),
+            )
         for name in PLANTS[:2]:
             wait_for(log, f"{name} joined")
-        assert here("pause", "--state", state).returncode == 0  # so that the run is not over before the last command
+        # so that the run is not over before the last command
+        assert here("pause", "--state", state).returncode == 0
         assert here("drop", PLANTS[1], "--state", state).returncode == 0
         assert processes[PLANTS[1]].wait(60) == 1
         assert "dropped it from this run" in state.with_name(f"{PLANTS[1]}.log").read_text()
         assert "too few nodes would be left" in refused("drop", PLANTS[0], "--state", state)
         assert here("resume", "--state", state).returncode == 0
-        assert [processes[name].wait(120) for name in ("coordinator", PLANTS[0])] == [0, 0], log.read_text()
+        assert [processes[name].wait(120) for name in ("coordinator", PLANTS[0])] == [0, 0], (
+            log.read_text()
+        )
     finally:
         for process in processes.values():
             process.kill()

@@ -1,4 +1,7 @@
-"""A broker that is away or has no room, and a name that is taken. (Who is connected: test_broker_recovery.py.)"""
+"""A broker that is away or has no room, and a name that is taken.
+
+(Who is connected: test_broker_recovery.py.)
+"""
 
 import queue
 import tempfile
@@ -34,11 +37,14 @@ from trainer.federation.server.spec import Request, draft
 @pytest.fixture
 def narrow() -> Iterator[Guarded]:
     """A provisioned broker with room for four connections."""
-    with tempfile.TemporaryDirectory() as folder:  # all users can reach it: mosquitto is one of its own
+    # all users can reach it: mosquitto is one of its own
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
         broker = Guarded(make(Path(folder) / "steel", port=free_port()))
         settings = broker.folder / "broker" / "mosquitto.conf"
-        settings.write_text(settings.read_text().replace("max_connections 1000", "max_connections 4"))
+        settings.write_text(
+            settings.read_text().replace("max_connections 1000", "max_connections 4")
+        )
         broker.start()
         yield broker
         broker.stop()
@@ -62,7 +68,11 @@ def hold(broker: Guarded, stack: ExitStack, count: int) -> None:
 def test_a_member_that_takes_all_connections_ends_nobody(narrow: Guarded, tmp_path: Path) -> None:
     endpoint = Endpoint.from_kit(narrow.kits["coordinator"])
     spec, broadcast = draft(
-        Request("fedavg", model="small", size=32), federation="steel", classes=CLASSES, nodes=2, encoder=small_encoder()
+        Request("fedavg", model="small", size=32),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+        encoder=small_encoder(),
     )
     told: queue.Queue[progress.AnyEvent] = queue.Queue()
     stopped = threading.Event()
@@ -92,7 +102,9 @@ def test_whose_name_is_taken_hears_what_it_can_do_with_a_kit_or_without(
     topic = topics.presence("steel", "plant-a")
     remedies = []
     for endpoint in (Endpoint.from_kit(narrow.kits["plant-a"]), Endpoint.parse(mosquitto.url)):
-        with MqttClient(endpoint, "", inbox=queue.Queue(), persistent=False, claim=Claim.draw(topic)) as other:
+        with MqttClient(
+            endpoint, "", inbox=queue.Queue(), persistent=False, claim=Claim.draw(topic)
+        ) as other:
             other.publish_presence(online=True)
             assert other.flush(60)
             with pytest.raises(UsageError, match="the name 'plant-a' is taken") as caught:
@@ -110,10 +122,21 @@ def test_a_broker_that_comes_up_later_is_waited_for(tmp_path: Path) -> None:
     port, logs = free_port(), [tmp_path / "coordinator", tmp_path / "node"]
     images = draw(tmp_path / "images", per_class=2, seed=3)
     broker = f"mqtt://127.0.0.1:{port}"
-    coordinate = ("coordinate", broker, "--nodes", 2, "--classes", ",".join(CLASSES), "--state", tmp_path / "state")
+    coordinate = (
+        "coordinate",
+        broker,
+        "--nodes",
+        2,
+        "--classes",
+        ",".join(CLASSES),
+        "--state",
+        tmp_path / "state",
+    )
     both = [
         start(*coordinate, *FEDERATION, log=logs[0]),
-        start("join", broker, "--name", "a", "--data", images, "--state", tmp_path / "a", log=logs[1]),
+        start(
+            "join", broker, "--name", "a", "--data", images, "--state", tmp_path / "a", log=logs[1]
+        ),
     ]
     for log in logs:
         wait_for(log, "connection refused; trying again for 60 s: start the broker")
@@ -149,14 +172,25 @@ def test_a_broker_that_does_not_come_is_told_in_the_end(monkeypatch: pytest.Monk
         patience.bear(BrokerError("not let in"))
 
 
-def test_a_coordinator_that_is_ended_before_its_run_began_suspends_nothing(narrow: Guarded, tmp_path: Path) -> None:
+def test_a_coordinator_that_is_ended_before_its_run_began_suspends_nothing(
+    narrow: Guarded, tmp_path: Path
+) -> None:
     log, kit = tmp_path / "log", narrow.folder / "kits" / "coordinator.kit"
     with ExitStack() as stack:
         hold(narrow, stack, 4)
         coordinator = start(
-            "coordinate", "--kit", kit, "--classes", ",".join(CLASSES), "--state", tmp_path / "state", "--new",
-            *FEDERATION, log=log, EDGE_NODE_PASSPHRASE=narrow.members.passphrase("coordinator"),
-        )  # fmt: skip
+            "coordinate",
+            "--kit",
+            kit,
+            "--classes",
+            ",".join(CLASSES),
+            "--state",
+            tmp_path / "state",
+            "--new",
+            *FEDERATION,
+            log=log,
+            EDGE_NODE_PASSPHRASE=narrow.members.passphrase("coordinator"),
+        )
         wait_for(log, "waiting for room")
         coordinator.terminate()
         assert coordinator.wait(60) == 130

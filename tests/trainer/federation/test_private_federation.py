@@ -1,4 +1,6 @@
-"""Private federations: what leaves a node holds noise, made again it is the same, and everybody tells one epsilon."""
+"""Private federations: what leaves a node holds noise, made again it is the same,
+and everybody tells one epsilon.
+"""
 
 import json
 import queue
@@ -41,10 +43,18 @@ METHODS = ("fedavg", "gaussian", "afedcl_plus")
 def drafted(method: str, epsilon: str = "8", **changes: Any) -> tuple[Spec, Arrays]:
     training = {"batch_norm": "eval", "local_epochs": 1}
     request = Request(
-        method, model="small", weights="none", size=32, training=training, seed=7, privacy={"epsilon": epsilon}
+        method,
+        model="small",
+        weights="none",
+        size=32,
+        training=training,
+        seed=7,
+        privacy={"epsilon": epsilon},
     )
     request = request if method == "gaussian" else request._replace(rounds=2)
-    spec, broadcast = draft(request._replace(**changes), federation="steel", classes=CLASSES, nodes=2)
+    spec, broadcast = draft(
+        request._replace(**changes), federation="steel", classes=CLASSES, nodes=2
+    )
     return msgspec.structs.replace(spec, run="1" * 16), broadcast  # noise depends on it
 
 
@@ -60,12 +70,18 @@ def images(folders: dict[str, Path]) -> dict[str, Images]:
 
 
 def test_a_simulation_says_what_its_federation_would_spend(folders: dict[str, Path]) -> None:
-    request = Request("gaussian", model="small", weights="none", size=32, seed=7, privacy={"epsilon": "2"})
+    request = Request(
+        "gaussian", model="small", weights="none", size=32, seed=7, privacy={"epsilon": "2"}
+    )
     told: list[progress.AnyEvent] = []
     scheme = Scheme("disjoint", 2, 6, 7, {"classes_per_node": 2}, "all")
     report = simulate_folder(request, [folders["plant-a"]], {}, scheme, None, told.append)
-    (said,) = [each.text for each in told if isinstance(each, progress.Note) and "private" in each.text]
-    assert said.startswith("this federation is private: what leaves a node spends epsilon 2 of each of its training")
+    (said,) = [
+        each.text for each in told if isinstance(each, progress.Note) and "private" in each.text
+    ]
+    assert said.startswith(
+        "this federation is private: what leaves a node spends epsilon 2 of each of its training"
+    )
     assert all(node.history[-1]["epsilon"] == pytest.approx(2, abs=0.01) for node in report.nodes)
 
 
@@ -82,11 +98,15 @@ def test_what_leaves_a_node_depends_on_its_secret_and_is_the_same_with_the_same_
     first, again, other = leaving("a"), leaving("a"), leaving("b")
     assert all(np.array_equal(first[name], again[name]) for name in first)
     public = {"statistics.plants", "statistics.centre"}
-    trained = {name for name in first if not np.array_equal(first[name], broadcast.get(name))} - public
+    trained = {
+        name for name in first if not np.array_equal(first[name], broadcast.get(name))
+    } - public
     assert trained
     # Adam's first step only knows signs, which a few numbers may have in common.
     assert not any(
-        np.array_equal(first[name], other[name]) for name in trained if first[name].size > 60 or method == "gaussian"
+        np.array_equal(first[name], other[name])
+        for name in trained
+        if first[name].size > 60 or method == "gaussian"
     )
 
 
@@ -106,7 +126,11 @@ def test_a_round_that_is_made_again_from_another_broadcast_has_other_noise_and_i
     assert account.epsilon > once * 1.3
     assert (np.abs(first - second) * 2.0**-18).max() > 1e-3, "of the same images"
     later = Participant(
-        msgspec.structs.replace(spec, run="0" * 16), "plant-a", images["plant-a"], secret="a" * 64, account=account
+        msgspec.structs.replace(spec, run="0" * 16),
+        "plant-a",
+        images["plant-a"],
+        secret="a" * 64,
+        account=account,
     )
     twice = account.epsilon
     third = later.contribute(State({}, {}), broadcast, 1)[1].tensors["statistics.images"]
@@ -114,8 +138,12 @@ def test_a_round_that_is_made_again_from_another_broadcast_has_other_noise_and_i
     assert (np.abs(first - third) * 2.0**-18).max() > 1e-3, "of the same sums, in another run"
 
 
-def test_views_of_images_are_drawn_by_the_secret_and_elsewhere_by_the_public_seed(images: dict[str, Images]) -> None:
-    """An image that is replaced has all others change places, and with known views what each of them adds."""
+def test_views_of_images_are_drawn_by_the_secret_and_elsewhere_by_the_public_seed(
+    images: dict[str, Images],
+) -> None:
+    """An image that is replaced has all others change places,
+    and with known views what each of them adds.
+    """
 
     def seed(secret: str, epsilon: str = "") -> int:
         spec, _ = drafted("fedavg", privacy={"epsilon": epsilon} if epsilon else {})
@@ -139,7 +167,13 @@ def test_a_process_that_was_killed_before_it_had_contributed_makes_the_same_byte
         digest, size = worker.store.put(encode_tensors(broadcast))
         worker.train(
             Manifest(
-                federation="steel", run=spec.run, round=1, node="coordinator", digest=digest, size=size, chunk_size=1024
+                federation="steel",
+                run=spec.run,
+                round=1,
+                node="coordinator",
+                digest=digest,
+                size=size,
+                chunk_size=1024,
             )
         )
         made = inbox.get(timeout=60)
@@ -159,7 +193,9 @@ def test_a_process_that_was_killed_before_it_had_contributed_makes_the_same_byte
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_everybody_has_spent_what_was_planned_and_the_model_says_so(method: str, images: dict[str, Images]) -> None:
+def test_everybody_has_spent_what_was_planned_and_the_model_says_so(
+    method: str, images: dict[str, Images]
+) -> None:
     spec, broadcast = drafted(method)
     models = simulate(spec, broadcast, images).models
     for model in models.values():
@@ -171,28 +207,44 @@ def test_everybody_has_spent_what_was_planned_and_the_model_says_so(method: str,
         epsilons = [line["epsilon"] for line in model.metadata.history]
         assert epsilons == sorted(epsilons)
         assert epsilons[-1] == spent.epsilon
-    assert simulate(drafted(method, privacy={})[0], broadcast, images).models["plant-a"].metadata.privacy is None
+    assert (
+        simulate(drafted(method, privacy={})[0], broadcast, images)
+        .models["plant-a"]
+        .metadata.privacy
+        is None
+    )
 
 
-def test_with_hardly_any_noise_sums_make_the_model_that_others_images_make(images: dict[str, Images]) -> None:
-    models = [simulate(*drafted("gaussian", epsilon), images).models["plant-a"] for epsilon in ("1e9", "1e8", "0.1")]
+def test_with_hardly_any_noise_sums_make_the_model_that_others_images_make(
+    images: dict[str, Images],
+) -> None:
+    models = [
+        simulate(*drafted("gaussian", epsilon), images).models["plant-a"]
+        for epsilon in ("1e9", "1e8", "0.1")
+    ]
     weights = [to_arrays(model.tensors)["classifier.weight"] for model in models]
     assert np.corrcoef(weights[0].ravel(), weights[1].ravel())[0, 1] > 0.99
     assert np.corrcoef(weights[0].ravel(), weights[2].ravel())[0, 1] < 0.99
 
 
 @pytest.mark.slow
-def test_with_hardly_any_noise_training_learns_and_with_much_it_does_not(images: dict[str, Images]) -> None:
+def test_with_hardly_any_noise_training_learns_and_with_much_it_does_not(
+    images: dict[str, Images],
+) -> None:
     losses = []
     for epsilon in ("1e7", "0.5"):
-        spec, broadcast = drafted("fedavg", epsilon, rounds=5, training={"batch_norm": "eval", "local_epochs": 2})
+        spec, broadcast = drafted(
+            "fedavg", epsilon, rounds=5, training={"batch_norm": "eval", "local_epochs": 2}
+        )
         history = simulate(spec, broadcast, images).models["plant-a"].metadata.history
         losses.append([line["L_C"] for line in history])
     assert losses[0][-1] < losses[0][0] - 0.2
     assert losses[1][-1] > losses[0][-1] + 0.2
 
 
-def test_a_plant_without_images_makes_its_model_of_the_totals_and_spends_nothing(images: dict[str, Images]) -> None:
+def test_a_plant_without_images_makes_its_model_of_the_totals_and_spends_nothing(
+    images: dict[str, Images],
+) -> None:
     spec, broadcast = drafted("gaussian", "1e6")
     result = simulate(spec, broadcast, images).broadcast
     newcomer = Participant(spec, "plant-c", Images.none(32))
@@ -207,23 +259,59 @@ def test_a_plant_without_images_makes_its_model_of_the_totals_and_spends_nothing
 def test_a_node_that_is_killed_says_the_same_again_and_board_report_and_bundle_tell_one_epsilon(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Two processes over a real broker; one is killed as soon as its account has a round, and started again."""
+    """Two processes over a real broker; one is killed as soon as its account has a round,
+    and started again.
+    """
     states = {name: tmp_path / name for name in folders}
     training = ("--training", "batch_norm=eval", "--training", "local_epochs=30")
 
     def join(name: str, log: str) -> Any:
         return start(
-            "join", broker.url, "--name", name, "--data", folders[name], "--state", states[name], "--demand",
-            "epsilon=5", "--json", log=tmp_path / log,
-        )  # fmt: skip
+            "join",
+            broker.url,
+            "--name",
+            name,
+            "--data",
+            folders[name],
+            "--state",
+            states[name],
+            "--demand",
+            "epsilon=5",
+            "--json",
+            log=tmp_path / log,
+        )
 
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--state", tmp_path / "coordinator",
-            "--method", "fedavg", "--model", "small", "--size", 32, "--weights", drawn_weights(), "--rounds", 2,
-            "--seed", 7, "--aggregate", "mean", "--codec", "none", "--privacy", "epsilon=5", *training,
+            "coordinate",
+            broker.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--state",
+            tmp_path / "coordinator",
+            "--method",
+            "fedavg",
+            "--model",
+            "small",
+            "--size",
+            32,
+            "--weights",
+            drawn_weights(),
+            "--rounds",
+            2,
+            "--seed",
+            7,
+            "--aggregate",
+            "mean",
+            "--codec",
+            "none",
+            "--privacy",
+            "epsilon=5",
+            *training,
             log=tmp_path / "coordinator.log",
-        )  # fmt: skip
+        )
         nodes = {name: join(name, f"{name}.log") for name in folders}
         try:
             wait_for(states["plant-b"] / "privacy.json", '"round":1')
@@ -235,17 +323,24 @@ def test_a_node_that_is_killed_says_the_same_again_and_board_report_and_bundle_t
         finally:
             for process in (coordinator, *nodes.values()):
                 process.kill()
-    wait_for(tmp_path / "coordinator.log", "this federation is private: what leaves a node spends epsilon 5 ")
+    wait_for(
+        tmp_path / "coordinator.log",
+        "this federation is private: what leaves a node spends epsilon 5 ",
+    )
     spec = newest_run(tmp_path / "coordinator").spec
     _, broadcast = draft(
-        Request("fedavg", model="small", weights=str(drawn_weights()), size=32, seed=7), federation="x",
-        classes=CLASSES, nodes=2,
-    )  # fmt: skip
+        Request("fedavg", model="small", weights=str(drawn_weights()), size=32, seed=7),
+        federation="x",
+        classes=CLASSES,
+        nodes=2,
+    )
     secrets = {name: open_account(state).secret for name, state in states.items()}
     images = {name: load_images(spec, folder) for name, folder in folders.items()}
     simulated = simulate(spec, broadcast, images, secrets=secrets).broadcast
     learnt = load_file(tmp_path / "coordinator" / "global.safetensors")
-    assert {name: value.tobytes() for name, value in learnt.items()} == {n: v.tobytes() for n, v in simulated.items()}
+    assert {name: value.tobytes() for name, value in learnt.items()} == {
+        n: v.tobytes() for n, v in simulated.items()
+    }
     for name, state in states.items():
         log = tmp_path / ("again.log" if name == "plant-b" else f"{name}.log")
         events = [json.loads(line) for line in log.read_text().splitlines()]

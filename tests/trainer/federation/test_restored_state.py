@@ -1,4 +1,6 @@
-"""State folders that were restored from a copy or damaged: it is named, and the run goes on, to the same bytes."""
+"""State folders that were restored from a copy or damaged: it is named, and the run goes on,
+to the same bytes.
+"""
 
 import queue
 import shutil
@@ -40,8 +42,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def federation(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Federation:
-    return Federation(broker, plants, tmp_path, f"restored-{abs(hash(request.node.name))}", ROUNDS, Participation())
+def federation(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> Federation:
+    return Federation(
+        broker,
+        plants,
+        tmp_path,
+        f"restored-{abs(hash(request.node.name))}",
+        ROUNDS,
+        Participation(),
+    )
 
 
 def closes(session: Session, round_: int) -> None:
@@ -52,7 +63,9 @@ def closes(session: Session, round_: int) -> None:
 
 
 def has_ended(round_: int) -> Callable[[progress.AnyEvent], bool]:
-    """Whether, with an event, a node's contribution to a round has been taken, and its stage 2 is on disk."""
+    """Whether, with an event, a node's contribution to a round has been taken,
+    and its stage 2 is on disk.
+    """
     left: set[type] = {progress.Contribution, progress.Measured}
 
     def until(event: progress.AnyEvent) -> bool:
@@ -81,7 +94,9 @@ def restore(copy: Path, folder: Path) -> None:
     shutil.copytree(copy, folder)
 
 
-def ends_as_undisturbed(federation: Federation, coordinator: Session, nodes: dict[str, Session]) -> None:
+def ends_as_undisturbed(
+    federation: Federation, coordinator: Session, nodes: dict[str, Session]
+) -> None:
     outcome = coordinator.end()
     for node in nodes.values():
         node.end()
@@ -89,7 +104,10 @@ def ends_as_undisturbed(federation: Federation, coordinator: Session, nodes: dic
     simulated = simulate(federation.spec, federation.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    )
 
 
 @pytest.mark.slow
@@ -120,7 +138,7 @@ def test_nodes_go_back_with_a_coordinator_whose_state_is_an_older_copy(
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_restored_after_its_nodes_have_finished_says_whom_it_needs_and_they_go_back(
+def test_a_coordinator_restored_after_its_nodes_finished_says_whom_it_needs_and_they_go_back(
     federation: Federation, tmp_path: Path
 ) -> None:
     state = tmp_path / "coordinator"
@@ -132,9 +150,14 @@ def test_a_coordinator_that_is_restored_after_its_nodes_have_finished_says_whom_
     coordinator = federation.coordinator()
     ends_as_undisturbed(federation, coordinator, nodes)
     restore(copy, state)
-    with pytest.raises(EdgeNodeError, match="older copy, and plant-a, plant-b, plant-c did not") as alone:
+    with pytest.raises(
+        EdgeNodeError, match="older copy, and plant-a, plant-b, plant-c did not"
+    ) as alone:
         federation.coordinator(linger=0.5).end()
-    assert "start this again, which then waits for them, and have each join again" in alone.value.remedy
+    assert (
+        "start this again, which then waits for them, and have each join again"
+        in alone.value.remedy
+    )
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     notes("the coordinator is in round 3 again", session=nodes["plant-a"])
@@ -208,12 +231,17 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "files",
-    [pytest.param(each, marks=pytest.mark.slow) for each in ("state-*", "progress*.json", "identity.json", "blobs/*")],
+    [
+        pytest.param(each, marks=pytest.mark.slow)
+        for each in ("state-*", "progress*.json", "identity.json", "blobs/*")
+    ],
 )
 def test_a_node_with_damaged_files_goes_on_to_the_same_bytes(
     files: str, federation: Federation, tmp_path: Path
 ) -> None:
-    """A bit of each newest one is flipped while the node is stopped after the second round, and others go on."""
+    """A bit of each newest one is flipped while the node is stopped after the second round,
+    and others go on.
+    """
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS[:2]}
     nodes["plant-c"] = federation.node("plant-c", until=has_ended(2))
@@ -227,7 +255,9 @@ def test_a_node_with_damaged_files_goes_on_to_the_same_bytes(
 
 
 def stopped_in_the_last_round(federation: Federation) -> dict[str, Session]:
-    """The nodes, of which plant-b has yet to train the last round; plant-c has, and what it began with is damaged."""
+    """The nodes, of which plant-b has yet to train the last round; plant-c has,
+    and what it began with is damaged.
+    """
     ends = {"plant-b": ROUNDS - 1, "plant-c": ROUNDS}
     nodes = {name: federation.node(name, until=has_ended(round_)) for name, round_ in ends.items()}
     nodes["plant-a"] = federation.node("plant-a")
@@ -239,7 +269,9 @@ def stopped_in_the_last_round(federation: Federation) -> dict[str, Session]:
 
 
 @pytest.mark.slow
-def test_a_node_that_finds_the_open_rounds_broadcast_damaged_fetches_it_again(federation: Federation) -> None:
+def test_a_node_that_finds_the_open_rounds_broadcast_damaged_fetches_it_again(
+    federation: Federation,
+) -> None:
     coordinator = federation.coordinator(linger=60)
     nodes = stopped_in_the_last_round(federation)
     nodes["plant-c"] = federation.node("plant-c")
@@ -257,7 +289,11 @@ def test_a_node_makes_its_model_with_the_result_where_the_last_rounds_broadcast_
     nodes["plant-b"] = federation.node("plant-b")
     closes(coordinator, ROUNDS)
     nodes["plant-c"] = federation.node("plant-c")
-    notes("is damaged, and the coordinator has it no more", "result of the last round", session=nodes["plant-c"])
+    notes(
+        "is damaged, and the coordinator has it no more",
+        "result of the last round",
+        session=nodes["plant-c"],
+    )
     for session in (coordinator, *nodes.values()):
         session.end()
     assert federation.personal("plant-c").keys() == federation.personal("plant-a").keys()
@@ -271,12 +307,16 @@ def test_a_contribution_that_was_damaged_at_the_coordinator_is_sent_again_by_a_n
     nodes = {name: federation.node(name) for name in PLANTS[:2]}
     for _ in nodes:
         coordinator.wait_for(progress.NodeJoined)
-    nodes["plant-c"] = federation.node("plant-c", until=lambda event: isinstance(event, progress.Received))
+    nodes["plant-c"] = federation.node(
+        "plant-c", until=lambda event: isinstance(event, progress.Received)
+    )
     for _ in range(2):
         coordinator.wait_for(progress.Contribution)
     nodes["plant-c"].end()
     assert coordinator.stop() is None
-    newest = max((tmp_path / "coordinator" / "blobs").glob("?" * 64), key=lambda path: path.stat().st_mtime)
+    newest = max(
+        (tmp_path / "coordinator" / "blobs").glob("?" * 64), key=lambda path: path.stat().st_mtime
+    )
     damage(newest)
     coordinator = federation.coordinator()
     notes("was damaged in", "it is fetched again", session=coordinator)
@@ -290,7 +330,9 @@ def test_a_broker_whose_file_was_cut_off_starts_without_it_and_all_comes_back(
 ) -> None:
     broker = Mosquitto(tmp_path / "broker", persistence=True)
     broker.start()
-    federation = Federation(Endpoint.parse(broker.url), plants, tmp_path, "cut", ROUNDS, Participation())
+    federation = Federation(
+        Endpoint.parse(broker.url), plants, tmp_path, "cut", ROUNDS, Participation()
+    )
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS[:2]}
     for _ in nodes:
@@ -299,7 +341,8 @@ def test_a_broker_whose_file_was_cut_off_starts_without_it_and_all_comes_back(
     broker.kill()
     file = broker.log.with_name("mosquitto.db")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(AssertionError, match="Couldn't open database"):  # mosquitto's, and no reason beside it
+    # mosquitto's, and no reason beside it
+    with pytest.raises(AssertionError, match="Couldn't open database"):
         broker.start()
     file.unlink()
     broker.start()

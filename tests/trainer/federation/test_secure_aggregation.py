@@ -1,4 +1,6 @@
-"""Secure aggregation over a broker: the open sum's bytes, and nobody sees what one node has contributed."""
+"""Secure aggregation over a broker: the open sum's bytes,
+and nobody sees what one node has contributed.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,18 +48,27 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         yield Endpoint.parse(running.url)
 
 
-def found(broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, **options: object) -> Federation:
+def found(
+    broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, **options: object
+) -> Federation:
     """Found a federation whose contributions are masked."""
     settings = {"participation": Participation(), "rounds": 2, "method": "fedavg", **options}
     return Federation(
-        broker, plants, folder, name, signers=Authority(name).signers(), encryption="group", secure_aggregation=True,
+        broker,
+        plants,
+        folder,
+        name,
+        signers=Authority(name).signers(),
+        encryption="group",
+        secure_aggregation=True,
         **settings,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "options"), [("afedcl", {"weights": "images"}), ("afedcl_plus", {}), ("gaussian", {})]
+    ("method", "options"),
+    [("afedcl", {"weights": "images"}), ("afedcl_plus", {}), ("gaussian", {})],
 )
 def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
     method: str, options: dict[str, str], broker: Endpoint, plants: dict[str, Path], tmp_path: Path
@@ -72,7 +83,10 @@ def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
     assert not same(outcome.broadcast, federation.first)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    )
 
 
 @pytest.mark.slow
@@ -83,9 +97,16 @@ def test_in_all_that_broker_and_coordinator_see_there_is_no_piece_of_what_a_node
     """Without encryption the broker sees all that the coordinator does."""
     name = f"seen-{'masked' if is_masked else 'open'}"
     federation = Federation(
-        broker, plants, tmp_path, name, 1, Participation(), "fedavg", signers=Authority(name).signers(),
+        broker,
+        plants,
+        tmp_path,
+        name,
+        1,
+        Participation(),
+        "fedavg",
+        signers=Authority(name).signers(),
         secure_aggregation=is_masked,
-    )  # fmt: skip
+    )
     with subscriber(f"mqtt://{broker.host}:{broker.port}", f"edge-node/v1/{name}/#") as seen:
         end_all([federation.coordinator(), *(federation.node(each) for each in PLANTS)])
         traffic = b"\0".join(seen.get().payload for _ in range(seen.qsize()))
@@ -94,7 +115,9 @@ def test_in_all_that_broker_and_coordinator_see_there_is_no_piece_of_what_a_node
 
 
 def pieces(federation: Federation, node: str) -> list[bytes]:
-    """Parts of what a node contributes: of its tensors, their differences from the broadcast, and these as words."""
+    """Parts of what a node contributes: of its tensors,
+    their differences from the broadcast, and these as words.
+    """
     spec, first = federation.spec, federation.first
     progress = find_progress(federation.folder / node, spec.run).progress
     assert progress
@@ -119,15 +142,23 @@ def test_statistics_behind_masks_are_those_of_an_open_run(
     federation = found(broker, plants, tmp_path, "sums", method="gaussian", rounds=0)
     images = {name: federation.images(name) for name in PLANTS}
     masked, open_ = (
-        simulate(msgspec.structs.replace(federation.spec, mask_threshold=threshold), federation.first, images)
+        simulate(
+            msgspec.structs.replace(federation.spec, mask_threshold=threshold),
+            federation.first,
+            images,
+        )
         for threshold in (2, 0)
     )
     assert same(masked.broadcast, open_.broadcast)
 
 
-def test_a_class_that_two_plants_have_is_announced_and_then_not_summed(broker: Endpoint, tmp_path: Path) -> None:
+def test_a_class_that_two_plants_have_is_announced_and_then_not_summed(
+    broker: Endpoint, tmp_path: Path
+) -> None:
     classes = {"plant-a": CLASSES, "plant-b": CLASSES, "plant-c": CLASSES[:2]}
-    plants = {name: draw(tmp_path / "plants" / name, 6, 1, known) for name, known in classes.items()}
+    plants = {
+        name: draw(tmp_path / "plants" / name, 6, 1, known) for name, known in classes.items()
+    }
     federation = found(broker, plants, tmp_path, "scarce", head="statistics", rounds=1)
     coordinator, *nodes = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     why = f"fewer than 3 nodes have images of {CLASSES[2]}"
@@ -138,14 +169,20 @@ def test_a_class_that_two_plants_have_is_announced_and_then_not_summed(broker: E
     for node in nodes:
         node.stop()
     with pytest.raises(EdgeNodeError, match=why):
-        simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+        simulate(
+            federation.spec, federation.first, {name: federation.images(name) for name in PLANTS}
+        )
 
 
 def test_neither_a_coordinator_nor_a_node_takes_part_without_kits(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Masks are shared with members; without keys nobody could tell these from whoever speaks for them."""
-    federation = Federation(broker, plants, tmp_path, "unsigned", 2, Participation(), "fedavg", secure_aggregation=True)
+    """Masks are shared with members; without keys nobody could tell these from whoever speaks
+    for them.
+    """
+    federation = Federation(
+        broker, plants, tmp_path, "unsigned", 2, Participation(), "fedavg", secure_aggregation=True
+    )
     for session in (federation.start_coordinator(), federation.node("plant-a")):
         with pytest.raises(UsageError, match="take a kit"):
             session.end()
@@ -158,9 +195,18 @@ def test_a_node_does_not_join_where_too_few_unmask_a_sum(
     strong = federation.spec
     nodes = masking.MOST_NODES + 1
     threshold, neighbours = masking.least_threshold(nodes), masking.least_neighbours(nodes)
-    many = {"nodes": nodes, "quorum": nodes, "mask_threshold": threshold, "mask_neighbours": neighbours}
+    many = {
+        "nodes": nodes,
+        "quorum": nodes,
+        "mask_threshold": threshold,
+        "mask_neighbours": neighbours,
+    }
     for name, weak, why in (
-        ("plant-a", {"mask_threshold": 1}, "lets 1 of 3 nodes unmask a sum, each with shares for all others, which"),
+        (
+            "plant-a",
+            {"mask_threshold": 1},
+            "lets 1 of 3 nodes unmask a sum, each with shares for all others, which",
+        ),
         ("plant-b", {"mask_neighbours": 2}, "each with shares for 2 others, which protects nobody"),
         ("plant-c", many, "lets 668 of 1001 nodes unmask a sum"),
     ):
@@ -169,8 +215,12 @@ def test_a_node_does_not_join_where_too_few_unmask_a_sum(
             federation.node(name).end()
 
 
-def test_a_node_that_cannot_mask_is_not_let_in(broker: Endpoint, plants: dict[str, Path], tmp_path: Path) -> None:
-    """It is one of an earlier version, to which the spec says nothing of masks: its contribution would be open."""
+def test_a_node_that_cannot_mask_is_not_let_in(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """It is one of an earlier version, to which the spec says nothing of masks:
+    its contribution would be open.
+    """
     federation = found(broker, plants, tmp_path, "older")
     coordinator = federation.coordinator()
     federation.spec = msgspec.structs.replace(federation.spec, mask_threshold=0)
@@ -189,13 +239,20 @@ class Foreign(NamedTuple):
     def node(self, name: str, dies_at: str = "") -> MaskingForeignNode:
         """It moves all tensors by 0.01, and weighs so much that others hardly do."""
         keys = {
-            name: Ed25519PrivateKey.from_private_bytes(key.raw) for name, key in self.authority.keys.items()
-        }  # fmt: skip
+            name: Ed25519PrivateKey.from_private_bytes(key.raw)
+            for name, key in self.authority.keys.items()
+        }
         public = {name: key.public_key() for name, key in keys.items()}
         return MaskingForeignNode(
-            self.broker.port, name, weight=3000, shift=0.01, coordinator=public["coordinator"], members=public,
-            key=keys[name], dies_at=dies_at,
-        )  # fmt: skip
+            self.broker.port,
+            name,
+            weight=3000,
+            shift=0.01,
+            coordinator=public["coordinator"],
+            members=public,
+            key=keys[name],
+            dies_at=dies_at,
+        )
 
 
 @pytest.fixture
@@ -204,9 +261,18 @@ def foreign(plants: dict[str, Path], tmp_path: Path) -> Iterator[Foreign]:
     authority = Authority("default")
     with start_broker(tmp_path / "broker", kind="mosquitto") as running:
         federation = Federation(
-            Endpoint.parse(running.url), plants, tmp_path, "default", 2, Participation(quorum=2), "fedavg",
-            signers=authority.signers(), encryption="group", secure_aggregation=True, epochs="1",
-        )  # fmt: skip
+            Endpoint.parse(running.url),
+            plants,
+            tmp_path,
+            "default",
+            2,
+            Participation(quorum=2),
+            "fedavg",
+            signers=authority.signers(),
+            encryption="group",
+            secure_aggregation=True,
+            epochs="1",
+        )
         yield Foreign(federation, Endpoint.parse(running.url), authority)
 
 
@@ -241,9 +307,19 @@ def test_where_nodes_share_with_some_others_alone_a_node_written_from_the_page_d
     with start_broker(tmp_path / "broker", kind="mosquitto") as running:
         broker = Endpoint.parse(running.url)
         federation = Federation(
-            broker, images, tmp_path, "default", 2, Participation(), "fedavg", signers=authority.signers(),
-            encryption="group", secure_aggregation=True, nodes=len(names), epochs="1",
-        )  # fmt: skip
+            broker,
+            images,
+            tmp_path,
+            "default",
+            2,
+            Participation(),
+            "fedavg",
+            signers=authority.signers(),
+            encryption="group",
+            secure_aggregation=True,
+            nodes=len(names),
+            epochs="1",
+        )
         assert (federation.spec.mask_threshold, federation.spec.mask_neighbours) == (4, 2)
         sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
         with ThreadPoolExecutor(2) as pool:
@@ -259,8 +335,12 @@ def test_where_nodes_share_with_some_others_alone_a_node_written_from_the_page_d
     assert all(node.most_parts > 1 for node in nodes)
 
 
-def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_count(foreign: Foreign) -> None:
-    """A third of the nodes has shared its secrets, and never contributes: its masks are in the others' words."""
+def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_count(
+    foreign: Foreign,
+) -> None:
+    """A third of the nodes has shared its secrets, and never contributes:
+    its masks are in the others' words.
+    """
     federation = foreign.federation
     federation.spec = msgspec.structs.replace(federation.spec, rounds=1)
     sessions = [federation.coordinator()]
@@ -275,7 +355,9 @@ def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_
     assert federation.contributors() == [{*PLANTS[:2]}]
 
 
-def test_what_one_has_contributed_who_is_lost_before_it_reveals_anything_is_in_the_sum(foreign: Foreign) -> None:
+def test_what_one_has_contributed_who_is_lost_before_it_reveals_anything_is_in_the_sum(
+    foreign: Foreign,
+) -> None:
     federation = foreign.federation
     federation.spec = msgspec.structs.replace(federation.spec, rounds=1)
     sessions = [federation.coordinator()]
@@ -290,11 +372,16 @@ def test_what_one_has_contributed_who_is_lost_before_it_reveals_anything_is_in_t
     assert federation.contributors() == [{*PLANTS}]
 
 
-def test_a_round_that_waits_for_who_is_lost_goes_on_once_the_operator_has_dropped_it(foreign: Foreign) -> None:
+def test_a_round_that_waits_for_who_is_lost_goes_on_once_the_operator_has_dropped_it(
+    foreign: Foreign,
+) -> None:
     """Its masks are in the others' words, and are taken away as those of who is lost."""
     federation = foreign.federation
     federation.spec = msgspec.structs.replace(federation.spec, rounds=1, quorum=3)
-    coordinator, *nodes = [federation.coordinator(), *(federation.node(name) for name in PLANTS[:2])]
+    coordinator, *nodes = [
+        federation.coordinator(),
+        *(federation.node(name) for name in PLANTS[:2]),
+    ]
     assert foreign.node(PLANTS[2], "shares").run(dies_in=DEAD) == {}
     for _ in nodes:
         coordinator.wait_for(progress.Contribution)
@@ -314,9 +401,14 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
 
     def lie(state: Masking, of: rounds.Federation) -> masking_rounds.Step:
         state, effects = honest(state, of)
-        told = [each.step for each in effects if isinstance(each, masking_rounds.Say) and each.step.survivors]
+        told = [
+            each.step
+            for each in effects
+            if isinstance(each, masking_rounds.Say) and each.step.survivors
+        ]
         again = [
-            masking_rounds.Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2])) for each in told[:1]
+            masking_rounds.Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2]))
+            for each in told[:1]
         ]
         return state, [*effects, *again]
 
@@ -325,7 +417,9 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
     sessions = [federation.coordinator()]
     with federation.opened_by(3, sessions[0]):
         sessions += [federation.node(name) for name in PLANTS]
-    with pytest.raises(EdgeNodeError, match=r"round 1 is not unmasked by this node: .* has named other survivors"):
+    with pytest.raises(
+        EdgeNodeError, match=r"round 1 is not unmasked by this node: .* has named other survivors"
+    ):
         sessions[1].end()
     for session in (sessions[0], *sessions[2:]):
         session.stop()

@@ -1,7 +1,9 @@
-"""Nodes and their coordinator as state machines, without broker, clock and disk: the result is always the same.
+"""Nodes and their coordinator as state machines, without broker, clock and disk:
+the result is always the same.
 
-All nodes must contribute to each round. Whatever is killed, lost, repeated, or restored from an older copy: no honest
-node is refused, and when the faults end, all have the result that a run without faults has.
+All nodes must contribute to each round. Whatever is killed, lost, repeated, or restored from an
+older copy: no honest node is refused, and when the faults end, all have the result that a run
+without faults has.
 """
 
 import hashlib
@@ -12,9 +14,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker_config.protocol.messages import AnyMessage, Contribution, Finished, Hello, Manifest, Presence, Welcome
+from broker_config.protocol.messages import (
+    AnyMessage,
+    Contribution,
+    Finished,
+    Hello,
+    Manifest,
+    Presence,
+    Welcome,
+)
 from broker_config.transfer.blob_transfer import Damaged
-from tests.support.node_model import FOLDER, RUN, NodeModel, make_broadcast, make_contribution, make_spec
+from tests.support.node_model import (
+    FOLDER,
+    RUN,
+    NodeModel,
+    make_broadcast,
+    make_contribution,
+    make_spec,
+)
 from trainer.federation.client import session_events as node_events
 from trainer.federation.client import session_state
 from trainer.federation.server import coordinator_state as states
@@ -73,9 +90,13 @@ class CoordinatorModel:
         federation = rounds.restore(plan, ledger.round, ledger.identities, (), counted)
         was_over = self.has_been_over and 0 < ledger.round <= SPEC.rounds
         self.state = states.Coordination(
-            states.Plan(SPEC, self.session, Path("state"), LINGER), federation, self.now,
-            was_over=was_over, opened=self.now, joined=self.now,
-        )  # fmt: skip
+            states.Plan(SPEC, self.session, Path("state"), LINGER),
+            federation,
+            self.now,
+            was_over=was_over,
+            opened=self.now,
+            joined=self.now,
+        )
         self.membership = Membership(len(NAMES), ledger.identities)
         self.uploads: dict[str, Contribution] = {}
         self.call_roll()
@@ -110,9 +131,13 @@ class CoordinatorModel:
         if self.membership.is_stale(name, hello, present=is_present):
             return
         assert self.membership.find_objection(name, hello, RUN, present=is_present) is None
-        newest = max((round_ for round_, nodes in self.ledger.counted.items() if name in nodes), default=0)
+        newest = max(
+            (round_ for round_, nodes in self.ledger.counted.items() if name in nodes), default=0
+        )
         is_in_totals = newest == SPEC.rounds
-        self.advance(states.Admitted(name, hello, self.membership.session(name), newest, is_in_totals))
+        self.advance(
+            states.Admitted(name, hello, self.membership.session(name), newest, is_in_totals)
+        )
 
     def advance(self, event: states.Event) -> None:
         self.state, effects = states.advance(self.state, event)
@@ -127,7 +152,9 @@ class CoordinatorModel:
                     ledger.identities[name] = hello.identity
                     ledger.finished.discard(name)
                 self.membership.admit(name, hello)
-                welcome = Welcome(session=hello.session, server=self.session, contributed=contributed)
+                welcome = Welcome(
+                    session=hello.session, server=self.session, contributed=contributed
+                )
                 self.send(name, message=welcome)
             case rounds.Open(round_):
                 ledger.round = round_
@@ -178,7 +205,12 @@ def _fields(message: AnyMessage) -> dict[str, object]:
 def hello_of(node: NodeModel, round_: int) -> Hello:
     identity = node.plan.name.encode().hex()[:16]
     return Hello(
-        session=node.plan.session, run=RUN, software="1", identity=identity, incarnation=node.session, round=round_
+        session=node.plan.session,
+        run=RUN,
+        software="1",
+        identity=identity,
+        incarnation=node.session,
+        round=round_,
     )
 
 
@@ -189,7 +221,10 @@ class Federations(RuleBasedStateMachine):
         super().__init__()
         self.coordinator, self.now = CoordinatorModel(), 0.0
         plans = [session_state.Plan(SPEC, name, "0" * 16, FOLDER) for name in NAMES]
-        self.nodes = {plan.name: NodeModel(plan, first_session=1000 * index) for index, plan in enumerate(plans)}
+        self.nodes = {
+            plan.name: NodeModel(plan, first_session=1000 * index)
+            for index, plan in enumerate(plans)
+        }
         for node in self.nodes.values():
             node.advance(node_events.Connected())
         self.backup = self.coordinator.ledger.copy()
@@ -211,7 +246,10 @@ class Federations(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def a_blob_arrives(self, name: str) -> None:
         node = self.nodes[name]
-        if node.fetching is not None and node.fetching.digest == self.coordinator.ledger.broadcast.digest:
+        if (
+            node.fetching is not None
+            and node.fetching.digest == self.coordinator.ledger.broadcast.digest
+        ):
             node.arrive()
         if name in self.coordinator.uploads:
             self.coordinator.fetch(node)
@@ -277,7 +315,9 @@ class Federations(RuleBasedStateMachine):
         assert [str(node.error) for node in self.nodes.values() if node.error] == []
 
     def teardown(self) -> None:
-        """When the faults end, all have their model, of the result that a run without faults has."""
+        """When the faults end, all have their model,
+        of the result that a run without faults has.
+        """
         for _ in range(60):
             if self.is_at_its_end():
                 break
@@ -285,7 +325,8 @@ class Federations(RuleBasedStateMachine):
                 self.coordinator.start()  # somebody still wants the result
             for node in self.nodes.values():
                 if node.state.result and not self.coordinator.state.is_finished:
-                    node.restart(loses_its_state=False)  # as a coordinator asks for that goes on from a copy
+                    # as a coordinator asks for that goes on from a copy
+                    node.restart(loses_its_state=False)
                     node.advance(node_events.Connected())
             self.coordinator.call_roll()
             self.all_goes_well_for_a_while()
@@ -293,7 +334,9 @@ class Federations(RuleBasedStateMachine):
         assert self.coordinator.ledger.broadcast.digest == RESULT.digest
 
     def is_at_its_end(self) -> bool:
-        return self.coordinator.state.is_finished and all(node.state.result for node in self.nodes.values())
+        return self.coordinator.state.is_finished and all(
+            node.state.result for node in self.nodes.values()
+        )
 
 
 Federations.TestCase.settings = settings(max_examples=150, stateful_step_count=40)

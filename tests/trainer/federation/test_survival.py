@@ -1,4 +1,6 @@
-"""Coordinator and nodes that are stopped, late or away, over a real broker; here in threads, killed elsewhere."""
+"""Coordinator and nodes that are stopped, late or away, over a real broker;
+here in threads, killed elsewhere.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -59,12 +61,17 @@ def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_s
     simulated = simulate(federation.spec, federation.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    )
     assert [len(each) for each in federation.contributors()] == [2] * 5
     assert set.union(*federation.contributors()) == set(PLANTS)
 
 
-@pytest.mark.parametrize(("method", "rounds", "options"), [("afedcl", 3, {}), (class_sums.NAME, 1, {"trained": "1"})])
+@pytest.mark.parametrize(
+    ("method", "rounds", "options"), [("afedcl", 3, {}), (class_sums.NAME, 1, {"trained": "1"})]
+)
 def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_trains_again(
     method: str,
     rounds: int,
@@ -74,10 +81,20 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the second of three rounds of training, or in the one for statistics that follows a single one."""
+    """In the second of three rounds of training,
+    or in the one for statistics that follows a single one.
+    """
     class_sums.register(monkeypatch)
     federation = Federation(
-        broker, plants, tmp_path, f"stopped-{rounds}", rounds, Participation(), method, codec="int4", **options
+        broker,
+        plants,
+        tmp_path,
+        f"stopped-{rounds}",
+        rounds,
+        Participation(),
+        method,
+        codec="int4",
+        **options,
     )
     coordinator = federation.coordinator()
     early = [federation.node(name) for name in PLANTS[:2]]
@@ -89,7 +106,9 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     again = federation.coordinator()
     late = federation.node(PLANTS[2])
     again.wait_for(progress.RoundClosed)
-    assert {event.node for event in again.told if isinstance(event, progress.Contribution)} == {*PLANTS} - contributed
+    assert {event.node for event in again.told if isinstance(event, progress.Contribution)} == {
+        *PLANTS
+    } - contributed
     outcome = again.end()
     for node in (*early, late):
         node.end()
@@ -97,20 +116,31 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     simulated = simulate(federation.spec, federation.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    )
 
 
 @pytest.mark.parametrize(
-    "away", [pytest.param(False, id="all along", marks=pytest.mark.slow), pytest.param(True, id="without its blobs")]
+    "away",
+    [
+        pytest.param(False, id="all along", marks=pytest.mark.slow),
+        pytest.param(True, id="without its blobs"),
+    ],
 )
 def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetches_the_next_in_full(
     away: bool, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """In the second round a node comes back whose blobs are gone."""
-    federation = Federation(broker, plants, tmp_path, f"deltas-{away}", 3, Participation(), "fedavg", codec="int4")
+    federation = Federation(
+        broker, plants, tmp_path, f"deltas-{away}", 3, Participation(), "fedavg", codec="int4"
+    )
     coordinator = federation.coordinator()
     others = [federation.node(name) for name in PLANTS[1:]]
-    first = federation.node(PLANTS[0], until=lambda event: away and isinstance(event, progress.Contribution))
+    first = federation.node(
+        PLANTS[0], until=lambda event: away and isinstance(event, progress.Contribution)
+    )
     if away:
         assert first.end() is None
         shutil.rmtree(tmp_path / PLANTS[0] / "blobs")
@@ -120,14 +150,20 @@ def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetche
     sessions = [*others, again if away else first]
     for node in sessions:
         node.end()
-    received = [[e.bytes for e in node.all_told() if isinstance(e, progress.Received)] for node in sessions]
+    received = [
+        [e.bytes for e in node.all_told() if isinstance(e, progress.Received)] for node in sessions
+    ]
     whole = len(encode_tensors(federation.first))
     start = len(encode_start(federation.spec, federation.first))
-    assert [[size == start for size in sizes] for sizes in received[:2]] == [[True, False, False, False]] * 2
+    assert [[size == start for size in sizes] for sizes in received[:2]] == [
+        [True, False, False, False]
+    ] * 2
     assert start < 0.6 * whole
     assert max(received[0][1:]) < whole / 5
     assert received[2].count(whole) == away
-    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    simulated = simulate(
+        federation.spec, federation.first, {name: federation.images(name) for name in PLANTS}
+    )
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
 
@@ -137,7 +173,9 @@ def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetche
 def test_who_is_cut_off_for_longer_than_the_keepalive_is_missed_and_all_go_on_to_the_same_bytes(
     cut_off: str, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A network that forwards nothing, and closes nothing: MQTT's keepalive (20 s) ends the connection at both ends."""
+    """A network that forwards nothing, and closes nothing: MQTT's keepalive
+    (20 s) ends the connection at both ends.
+    """
     with Proxy(broker.port) as proxy:
         ways = dict.fromkeys((COORDINATOR, *PLANTS), broker) | {cut_off: Endpoint.parse(proxy.url)}
         federation = Federation(ways, plants, tmp_path, f"cut-{cut_off}", 6, Participation())
@@ -146,7 +184,9 @@ def test_who_is_cut_off_for_longer_than_the_keepalive_is_missed_and_all_go_on_to
         coordinator.wait_for(progress.RoundClosed)
         proxy.flows.clear()
         if cut_off == COORDINATOR:
-            nodes[PLANTS[0]].wait_for(progress.Note(text="the coordinator is not connected; waiting for it"))
+            nodes[PLANTS[0]].wait_for(
+                progress.Note(text="the coordinator is not connected; waiting for it")
+            )
         else:
             coordinator.wait_for(progress.NodeLost)
         proxy.flows.set()
@@ -165,10 +205,14 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
 ) -> None:
     """Two rounds, the second one for statistics, which two nodes may close."""
     method = class_sums.register(monkeypatch)
-    federation = Federation(broker, plants, tmp_path, "away", 1, Participation(quorum=2), method, trained="true")
+    federation = Federation(
+        broker, plants, tmp_path, "away", 1, Participation(quorum=2), method, trained="true"
+    )
     coordinator = federation.coordinator(linger=PATIENCE)
     with federation.opened_by(3, coordinator):
-        leaving = federation.node(PLANTS[2], until=lambda event: isinstance(event, progress.Contribution))
+        leaving = federation.node(
+            PLANTS[2], until=lambda event: isinstance(event, progress.Contribution)
+        )
         nodes = {name: federation.node(name) for name in PLANTS[:2]}
     assert leaving.end() is None
     for _ in (1, 2):
@@ -177,29 +221,43 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
     outcome = coordinator.end()
     for node in nodes.values():
         node.end()
-    simulated = simulate(federation.spec, federation.first, {n: federation.images(n) for n in PLANTS}, compare=True)
+    simulated = simulate(
+        federation.spec, federation.first, {n: federation.images(n) for n in PLANTS}, compare=True
+    )
     assert federation.contributors() == [{*PLANTS}, {*PLANTS[:2]}]
     assert isinstance(outcome, Outcome)
     assert outcome.broadcast[class_sums.COUNTS].sum() < simulated.broadcast[class_sums.COUNTS].sum()
-    agree = {name: same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS}
+    agree = {
+        name: same(federation.personal(name), to_arrays(simulated.models[name].tensors))
+        for name in PLANTS
+    }
     assert agree == {PLANTS[0]: False, PLANTS[1]: False, PLANTS[2]: True}
 
 
 def test_a_node_that_knows_whether_it_counted_needs_no_coordinator_for_its_model(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stopped as it begins to make its model, and comes back when the coordinator has gone for good."""
-    federation = Federation(broker, plants, tmp_path, "alone", 1, Participation(), class_sums.register(monkeypatch))
+    """It is stopped as it begins to make its model,
+    and comes back when the coordinator has gone for good.
+    """
+    federation = Federation(
+        broker, plants, tmp_path, "alone", 1, Participation(), class_sums.register(monkeypatch)
+    )
     coordinator = federation.coordinator(linger=0)
     others = [federation.node(name) for name in PLANTS[1:]]
     stopped = federation.node(
-        PLANTS[0], until=lambda event: isinstance(event, progress.Note) and "comparing its model" in event.text
+        PLANTS[0],
+        until=lambda event: (
+            isinstance(event, progress.Note) and "comparing its model" in event.text
+        ),
     )
     assert stopped.end() is None
     for session in (coordinator, *others):
         session.end()
     federation.node(PLANTS[0]).end()
-    simulated = simulate(federation.spec, federation.first, {n: federation.images(n) for n in PLANTS}, compare=True)
+    simulated = simulate(
+        federation.spec, federation.first, {n: federation.images(n) for n in PLANTS}, compare=True
+    )
     assert same(federation.personal(PLANTS[0]), to_arrays(simulated.models[PLANTS[0]].tensors))
 
 
@@ -219,7 +277,10 @@ def lying(training: Training, options: class_sums.Options) -> Method:
     ("change", "why"),
     [
         ({"method": "lying"}, "a node cannot have 100"),
-        ({"preprocessing": Preprocessing(size=32, mean=(0, 0, 0))}, "with another encoder or preprocessing"),
+        (
+            {"preprocessing": Preprocessing(size=32, mean=(0, 0, 0))},
+            "with another encoder or preprocessing",
+        ),
     ],
     ids=["lies", "another preprocessing"],
 )
@@ -321,14 +382,17 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """The slow node trains for seconds; after a third of one two contributions suffice."""
-    federation = Federation(broker, plants, tmp_path, "late", 30, Participation(quorum=2, deadline=0.3))
+    federation = Federation(
+        broker, plants, tmp_path, "late", 30, Participation(quorum=2, deadline=0.3)
+    )
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
     training = msgspec.structs.replace(federation.spec.training, local_epochs=20)
     federation.spec = msgspec.structs.replace(federation.spec, training=training)
     straggler = federation.node(PLANTS[2])
     late = coordinator.wait_for(progress.Late)
-    while late.node != PLANTS[2]:  # type: ignore[union-attr]  (a busy machine may make any of them late)
+    # A busy machine may make any of them late
+    while late.node != PLANTS[2]:  # type: ignore[union-attr]
         late = coordinator.wait_for(progress.Late)
     assert isinstance(late, progress.Late)
     straggler.wait_for(late)
@@ -380,7 +444,8 @@ def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itse
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("fedavg", {"epochs": "2"}), pytest.param(class_sums.NAME, {}, marks=pytest.mark.slow)]
+    ("method", "options"),
+    [("fedavg", {"epochs": "2"}), pytest.param(class_sums.NAME, {}, marks=pytest.mark.slow)],
 )
 def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     method: str,
@@ -390,9 +455,13 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nodes want the last average, or the totals: one leaves after its last contribution and comes back days later."""
+    """Nodes want the last average, or the totals:
+    one leaves after its last contribution and comes back days later.
+    """
     class_sums.register(monkeypatch)
-    federation = Federation(broker, plants, tmp_path, f"served-{method}", 1, Participation(), method, **options)
+    federation = Federation(
+        broker, plants, tmp_path, f"served-{method}", 1, Participation(), method, **options
+    )
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     nodes[PLANTS[0]].wait_for(progress.Contribution)
@@ -411,7 +480,9 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     assert same(federation.personal(PLANTS[0]), to_arrays(simulated.models[PLANTS[0]].tensors))
 
 
-def test_aborting_a_suspended_run_tells_its_nodes(broker: Endpoint, plants: dict[str, Path], tmp_path: Path) -> None:
+def test_aborting_a_suspended_run_tells_its_nodes(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
     federation = Federation(broker, plants, tmp_path, "aborted", 500, Participation())
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
@@ -426,7 +497,9 @@ def test_aborting_a_suspended_run_tells_its_nodes(broker: Endpoint, plants: dict
 def test_after_a_finished_run_another_one_begins_from_any_state_folder(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A coordinator that was served its own old presence by the broker took it for another one's."""
+    """A coordinator that was served its own old presence by the broker took it for another
+    one's.
+    """
     federation = Federation(broker, plants, tmp_path / "first", "again", 1, Participation())
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     for session in sessions:
@@ -436,4 +509,9 @@ def test_after_a_finished_run_another_one_begins_from_any_state_folder(
     for _ in range(2):
         assert isinstance(federation.coordinator().end(), Outcome)
     for folder in ("second", "third"):
-        assert Federation(broker, plants, tmp_path / folder, "again", 1, Participation()).coordinator().stop() is None
+        assert (
+            Federation(broker, plants, tmp_path / folder, "again", 1, Participation())
+            .coordinator()
+            .stop()
+            is None
+        )

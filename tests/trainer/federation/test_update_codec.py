@@ -25,9 +25,13 @@ from trainer.federation.update_codec import (
 from trainer.models.named_tensors import Arrays
 
 SHAPES = {
-    "conv.weight": (6, 3, 3, 3), "depthwise.weight": (5, 1, 3, 3), "linear.weight": (3, 7), "norm.bias": (6,),
-    "norm.running_var": (6,), "temperature": (),
-}  # fmt: skip
+    "conv.weight": (6, 3, 3, 3),
+    "depthwise.weight": (5, 1, 3, 3),
+    "linear.weight": (3, 7),
+    "norm.bias": (6,),
+    "norm.running_var": (6,),
+    "temperature": (),
+}
 STEPS = 7  # from zero to a channel's largest update
 seeds = st.integers(0, 2**32)
 
@@ -51,7 +55,9 @@ def through(tensors: Arrays, held: Arrays, averaged: Any = SHAPES) -> Arrays:
 
 
 def added(tensors: Arrays, updates: Arrays) -> Arrays:
-    return {name: np.asarray(values + updates[name], np.float32) for name, values in tensors.items()}
+    return {
+        name: np.asarray(values + updates[name], np.float32) for name, values in tensors.items()
+    }
 
 
 # What is lost
@@ -93,7 +99,10 @@ def test_the_same_tensors_give_the_same_bytes_and_a_variance_stays_one(seed: int
 def test_what_is_no_update_of_training_loses_nothing(seed: int) -> None:
     """Sums, what is relayed, and what the coordinator alone has made."""
     random = np.random.default_rng(seed)
-    tensors = drawn(seed) | {"sums": random.integers(-(2**62), 2**62, (4, 5)), "owners": np.float32([2**24 - 1, -1])}
+    tensors = drawn(seed) | {
+        "sums": random.integers(-(2**62), 2**62, (4, 5)),
+        "owners": np.float32([2**24 - 1, -1]),
+    }
     found = through(tensors, drawn(seed + 1), averaged=())
     assert encode_tensors(found) == encode_tensors(tensors)
 
@@ -117,7 +126,10 @@ def test_an_update_beyond_float16_is_sent_as_it_is() -> None:
 
 @given(seed=seeds)
 def test_a_run_begins_with_half_floats_but_for_vectors_and_what_is_beyond_them(seed: int) -> None:
-    tensors = drawn(seed) | {"linear.weight": np.full((3, 7), 1e5, np.float32), "count": np.arange(4)}
+    tensors = drawn(seed) | {
+        "linear.weight": np.full((3, 7), 1e5, np.float32),
+        "count": np.arange(4),
+    }
     start = round_start(tensors, "int4")
     for name, values in start.items():
         assert (values.dtype, values.shape) == (tensors[name].dtype, tensors[name].shape)
@@ -127,7 +139,9 @@ def test_a_run_begins_with_half_floats_but_for_vectors_and_what_is_beyond_them(s
         else:
             assert np.array_equal(values, tensors[name])
     assert round_start(tensors, "none") is tensors
-    assert all(np.array_equal(values, start[name]) for name, values in round_start(start, "int4").items())
+    assert all(
+        np.array_equal(values, start[name]) for name, values in round_start(start, "int4").items()
+    )
 
 
 @given(seed=seeds)
@@ -138,7 +152,7 @@ def test_a_first_broadcast_is_read_against_nothing_and_loses_nothing(seed: int) 
     assert encode_tensors(found) == encode_tensors(start)
 
 
-def test_half_floats_against_nothing_are_refused_for_whole_numbers_and_beside_what_is_held() -> None:
+def test_half_floats_against_nothing_are_refused_for_whole_numbers_and_beside_held_ones() -> None:
     half = zstandard.compress(save({"update.sums": np.ones(2, np.float16)}))
     whole, real = ({"sums": TensorSpec((2,), 0, dtype)} for dtype in ("int64", "float32"))
     with pytest.raises(DecodeError, match="'sums' is missing"):
@@ -149,7 +163,10 @@ def test_half_floats_against_nothing_are_refused_for_whole_numbers_and_beside_wh
 
 
 def test_a_first_broadcast_takes_half_the_bytes() -> None:
-    start = round_start({"linear.weight": np.random.default_rng(1).normal(size=(300, 70)).astype(np.float32)}, "int4")
+    start = round_start(
+        {"linear.weight": np.random.default_rng(1).normal(size=(300, 70)).astype(np.float32)},
+        "int4",
+    )
     spec = replace(make_spec(), codec="int4", tensors=specs(start))
     assert len(encode_start(spec, start)) < 0.51 * len(encode_tensors(start))
     assert encode_start(replace(spec, codec="none"), start) == encode_tensors(start)
@@ -191,14 +208,32 @@ def test_a_coded_blob_is_told_by_its_first_bytes() -> None:
     ("change", "why"),
     [
         (lambda parts: parts.pop("scale.conv.weight"), "'scale.conv.weight' is missing"),
-        (lambda parts: parts.update({"update.other": parts["update.norm.bias"]}), "1 tensors too many"),
-        (lambda parts: parts.update({"value.conv.weight": np.zeros(3, np.float32)}), r"float32 [3], not float32 [6, 3"),
-        (lambda parts: parts.update({"value.norm.bias": np.zeros(6)}), "float64 [6], not float32 [6]"),
-        (lambda parts: parts.update({"update.linear.weight": np.zeros((3, 7), np.int8)}), "not uint8 [11]"),
-        (lambda parts: parts.update({"scale.linear.weight": np.zeros(2, np.uint16)}), "uint16 [2], not uint16 [3]"),
+        (
+            lambda parts: parts.update({"update.other": parts["update.norm.bias"]}),
+            "1 tensors too many",
+        ),
+        (
+            lambda parts: parts.update({"value.conv.weight": np.zeros(3, np.float32)}),
+            r"float32 [3], not float32 [6, 3",
+        ),
+        (
+            lambda parts: parts.update({"value.norm.bias": np.zeros(6)}),
+            "float64 [6], not float32 [6]",
+        ),
+        (
+            lambda parts: parts.update({"update.linear.weight": np.zeros((3, 7), np.int8)}),
+            "not uint8 [11]",
+        ),
+        (
+            lambda parts: parts.update({"scale.linear.weight": np.zeros(2, np.uint16)}),
+            "uint16 [2], not uint16 [3]",
+        ),
         (lambda parts: parts["scale.conv.weight"].fill(0x7F80), "NaN or infinity"),
         (lambda parts: parts["update.norm.bias"].fill(np.nan), "NaN or infinity"),
-        (lambda parts: parts.update({"value.temperature": np.array(np.inf, np.float32)}), "NaN or infinity"),
+        (
+            lambda parts: parts.update({"value.temperature": np.array(np.inf, np.float32)}),
+            "NaN or infinity",
+        ),
     ],
 )
 def test_parts_that_are_not_the_expected_ones_are_refused(change: Any, why: str) -> None:
@@ -207,7 +242,9 @@ def test_parts_that_are_not_the_expected_ones_are_refused(change: Any, why: str)
 
 def test_a_frame_that_promises_more_than_tensors_take_is_not_unpacked() -> None:
     bomb = zstandard.compress(bytes(10**9))
-    assert f"promises 1000000000 bytes; {largest_coded(specs(TENSORS))} are the most" in refused(bomb)
+    assert f"promises 1000000000 bytes; {largest_coded(specs(TENSORS))} are the most" in refused(
+        bomb
+    )
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(10**6))
     assert "promises -1 bytes" in refused(unsized)
     assert "not a zstd frame" in refused(BLOB + b"more")
@@ -218,8 +255,12 @@ def test_what_the_other_side_does_not_hold_cannot_be_left_out() -> None:
         decode(encode({}, {}, ()), {"sums": TensorSpec((2,), 0, "int64")}, {})
 
 
-@given(cut=st.integers(0, len(BLOB) - 1), place=st.integers(0, len(BLOB) - 1), bit=st.integers(0, 7))
-def test_truncated_and_changed_bytes_are_refused_or_give_finite_tensors(cut: int, place: int, bit: int) -> None:
+@given(
+    cut=st.integers(0, len(BLOB) - 1), place=st.integers(0, len(BLOB) - 1), bit=st.integers(0, 7)
+)
+def test_truncated_and_changed_bytes_are_refused_or_give_finite_tensors(
+    cut: int, place: int, bit: int
+) -> None:
     changed = bytearray(BLOB)
     changed[place] ^= 1 << bit
     for blob in (BLOB[:cut], bytes(changed)):
@@ -227,7 +268,10 @@ def test_truncated_and_changed_bytes_are_refused_or_give_finite_tensors(cut: int
             found = decode(blob, specs(TENSORS), HELD)
         except DecodeError:
             continue
-        assert all(np.isfinite(array).all() and array.shape == SHAPES[name] for name, array in found.items())
+        assert all(
+            np.isfinite(array).all() and array.shape == SHAPES[name]
+            for name, array in found.items()
+        )
 
 
 @given(st.binary(max_size=200))

@@ -1,9 +1,10 @@
 """AFedCL's gradients against values computed by hand, on a network small enough to do so.
 
-One image x = 1, label 0. Encoder f = e x with e = 2; received encoder g = 3. Classifier logits (f - 2, 0).
-Discriminator: hidden h = relu(f), logits (h - 2, 0); label 0 is local, 1 is global.
+One image x = 1, label 0. Encoder f = e x with e = 2; received encoder g = 3. Classifier logits (f -
+2, 0). Discriminator: hidden h = relu(f), logits (h - 2, 0); label 0 is local, 1 is global.
 
-Classification: logits (0, 0), p = (1/2, 1/2). L_C = ln 2. Logits' gradient (-1/2, 1/2), hence dL_C/df = -1/2.
+Classification: logits (0, 0), p = (1/2, 1/2). L_C = ln 2. Logits' gradient (-1/2, 1/2), hence
+    dL_C/df = -1/2.
 Discrimination, local half: logits (0, 0), loss ln 2, gradient (-1/2, 1/2); dL/dh = -1/2.
 Global half: logits (1, 0), p = (0.731059, 0.268941), loss 1.313262, gradient (0.731059, -0.731059).
 L_D is the mean of both halves, so each half's gradient counts half.
@@ -30,7 +31,8 @@ X = torch.ones(1, 1)
 LABEL = torch.tensor([0])
 RECEIVED = {"encoder.weight": torch.tensor([[3.0]])}
 L_D = (math.log(2) + 1.313262) / 2
-# dL_D by hand: rows of the second layer, its biases, the first layer's weight and bias, and the local feature.
+# dL_D by hand: rows of the second layer, its biases, the first layer's weight and bias, and the
+# local feature.
 D1 = -0.25 * 2 + 0.365529 * 3
 D_GRADIENTS = {
     "discriminator.1.weight": [[D1], [-D1]],
@@ -51,7 +53,9 @@ class Toy(Network):
     def has_stem(self) -> bool:
         return False
 
-    def encode(self, tensors: Tensors, images: Tensor, *, prefix: str = "encoder", training: bool = False) -> Tensor:
+    def encode(
+        self, tensors: Tensors, images: Tensor, *, prefix: str = "encoder", training: bool = False
+    ) -> Tensor:
         return images.flatten(1) @ tensors[f"{prefix}.weight"].T
 
 
@@ -70,7 +74,11 @@ def tensors() -> Tensors:
 
 
 def method(**options: Any) -> Method:
-    return make("afedcl", Training(), {name.replace("lam", "lambda"): value for name, value in options.items()})
+    return make(
+        "afedcl",
+        Training(),
+        {name.replace("lam", "lambda"): value for name, value in options.items()},
+    )
 
 
 def gradients(step: Step) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -80,17 +88,26 @@ def gradients(step: Step) -> tuple[dict[str, Tensor], dict[str, float]]:
     loss, metrics = step.loss(network, values, batch, network.encode)
     moved = select(values, step.trains)
     found = torch.autograd.grad(loss, list(moved.values()))
-    return dict(zip(moved, found, strict=True)), {name: float(value.detach()) for name, value in metrics.items()}
+    return dict(zip(moved, found, strict=True)), {
+        name: float(value.detach()) for name, value in metrics.items()
+    }
 
 
 def agree(found: Mapping[str, Tensor], by_hand: Mapping[str, Any]) -> None:
     for name, value in by_hand.items():
-        assert torch.allclose(found[name], torch.tensor(value), rtol=1e-5, atol=1e-6), (name, found[name], value)
+        assert torch.allclose(found[name], torch.tensor(value), rtol=1e-5, atol=1e-6), (
+            name,
+            found[name],
+            value,
+        )
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.1, 1.0])
 def test_stage_1_descends_equations_4_to_7(lam: float) -> None:
-    """E_k: dL_C/de - lambda dL_D/de = -1/2 - lambda * (-1/4). C_k and D_k: their own losses, whatever lambda is."""
+    """E_k: dL_C/de - lambda dL_D/de = -1/2 - lambda * (-1/4).
+
+    C_k and D_k: their own losses, whatever lambda is.
+    """
     (step,) = method(lam=lam).train[0].steps
     found, metrics = gradients(step)
     agree(found, {"encoder.weight": [[-0.5 + lam * 0.25]], **C_GRADIENTS, **D_GRADIENTS})
@@ -137,17 +154,27 @@ def test_stage_2_descends_equations_9_to_11() -> None:
     assert set(found) == {"encoder.weight", "fusion", "classifier.weight", "classifier.bias"}
 
 
-def run_stage(method: Method, stage: int, batch_norm: str = "train") -> tuple[Tensors, dict[str, float]]:
-    """One epoch on the one image. Adam's first step is its learning rate along each gradient's sign."""
+def run_stage(
+    method: Method, stage: int, batch_norm: str = "train"
+) -> tuple[Tensors, dict[str, float]]:
+    """One epoch on the one image.
+
+    Adam's first step is its learning rate along each gradient's sign.
+    """
     phases = (method.train, method.refine)[stage]
     data = TrainingSet(
-        torch.full((1, 1, 1, 1), 255, dtype=torch.uint8), LABEL, torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+        torch.full((1, 1, 1, 1), 255, dtype=torch.uint8),
+        LABEL,
+        torch.zeros(1, 1, 1),
+        torch.ones(1, 1, 1),
     )
     training = Training(learning_rate=1e-3, local_epochs=1, augment=False)
     values = {name: value.detach() for name, value in tensors().items()}
     metrics: dict[str, float] = {}
     for phase in phases:
-        values, _, measured = run_phase(Toy(), phase._replace(epochs=1), values, {}, RECEIVED, data, training, 0)
+        values, _, measured = run_phase(
+            Toy(), phase._replace(epochs=1), values, {}, RECEIVED, data, training, 0
+        )
         metrics |= measured
     return values, metrics
 
@@ -155,8 +182,14 @@ def run_stage(method: Method, stage: int, batch_norm: str = "train") -> tuple[Te
 def test_the_engine_moves_each_tensor_along_its_gradient() -> None:
     after, metrics = run_stage(method(lam=0.1), 0)
     before = tensors()
-    for name, sign in {"encoder.weight": 1, "discriminator.0.weight": -1, "discriminator.1.bias": -1}.items():
-        assert float((after[name] - before[name]).detach().flatten()[0]) == pytest.approx(sign * 1e-3, rel=1e-3)
+    for name, sign in {
+        "encoder.weight": 1,
+        "discriminator.0.weight": -1,
+        "discriminator.1.bias": -1,
+    }.items():
+        assert float((after[name] - before[name]).detach().flatten()[0]) == pytest.approx(
+            sign * 1e-3, rel=1e-3
+        )
     assert torch.equal(after["fusion"], before["fusion"])
     assert metrics["L_D"] == pytest.approx(L_D, abs=1e-6)
 
@@ -194,7 +227,10 @@ def discrimination_loss(tensors: Tensors) -> float:
     w, b = tensors["discriminator.0.weight"].item(), tensors["discriminator.0.bias"].item()
     loss = 0.0
     for feature, label in ((float(tensors["encoder.weight"]), 0), (3.0, 1)):
-        logits = tensors["discriminator.1.weight"].flatten() * (w * feature + b) + tensors["discriminator.1.bias"]
+        logits = (
+            tensors["discriminator.1.weight"].flatten() * (w * feature + b)
+            + tensors["discriminator.1.bias"]
+        )
         loss += -float(torch.log_softmax(logits, 0)[label]) / 2
     return loss
 
@@ -213,7 +249,15 @@ def test_only_the_encoder_leaves_the_node() -> None:
 
 
 def test_what_is_deployed_fuses_both_encoders() -> None:
-    personal = method().deploy({name: value.detach() for name, value in tensors().items()}, RECEIVED)
-    assert set(personal) == {"encoder.weight", "received.weight", "classifier.weight", "classifier.bias", "fusion"}
+    personal = method().deploy(
+        {name: value.detach() for name, value in tensors().items()}, RECEIVED
+    )
+    assert set(personal) == {
+        "encoder.weight",
+        "received.weight",
+        "classifier.weight",
+        "classifier.bias",
+        "fusion",
+    }
     logits = Toy().predict(personal, X)
     torch.testing.assert_close(logits, torch.tensor([[0.25, 0.0]]))

@@ -1,4 +1,6 @@
-"""What is `afedcl_plus`'s own beside the properties of all methods: sums, a classifier of directions, sums."""
+"""What is `afedcl_plus`'s own beside the properties of all methods: sums,
+a classifier of directions, sums.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +30,9 @@ from trainer.training.training_set import TrainingSet
 
 
 def drafted(rounds: int = 2, seed: int = 0) -> tuple[Spec, Arrays]:
-    request = Request("afedcl_plus", {}, "small", "none", 16, {"local_epochs": 1}, rounds, seed=seed)
+    request = Request(
+        "afedcl_plus", {}, "small", "none", 16, {"local_epochs": 1}, rounds, seed=seed
+    )
     return draft(request, federation="test", classes=CLASSES, nodes=3)
 
 
@@ -36,7 +40,9 @@ def totals(spec: Spec, encoder: Arrays) -> Sums:
     network = Network(spec.model, len(spec.classes))
     sums = [
         collect(
-            view_features(network, to_tensors(encoder), TrainingSet.of(share.train, spec.preprocessing)),
+            view_features(
+                network, to_tensors(encoder), TrainingSet.of(share.train, spec.preprocessing)
+            ),
             share.train.labels,
             len(spec.classes),
         )
@@ -48,14 +54,21 @@ def totals(spec: Spec, encoder: Arrays) -> Sums:
 def test_there_are_two_rounds_for_sums_around_those_of_training() -> None:
     spec, _ = drafted(rounds=2)
     assert (spec.rounds, count_training_rounds(spec)) == (4, 2)
-    assert [is_statistics_round(spec, round_) for round_ in range(1, 5)] == [True, False, False, True]
+    assert [is_statistics_round(spec, round_) for round_ in range(1, 5)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     assert contribution_tensors(spec, 1) == contribution_tensors(spec, 4) == spec.statistics
     assert broadcast_tensors(spec, 2).keys() == spec.tensors.keys()
     assert alone_spec(spec).rounds == 2
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_training_begins_with_the_head_of_all_sums_and_what_is_served_is_that_of_the_trained_encoder(seed: int) -> None:
+def test_training_begins_with_the_head_of_all_sums_and_that_of_the_trained_encoder_is_served(
+    seed: int,
+) -> None:
     spec, broadcast = drafted(rounds=1, seed=seed)
     after: list[Arrays] = []
     result = simulate(spec, broadcast, shares(), closed=lambda _, made: after.append(made))
@@ -70,7 +83,10 @@ def test_training_begins_with_the_head_of_all_sums_and_what_is_served_is_that_of
     for part in ("encoder", "classifier"):
         assert not equal(select(trained, (part,)), select(first, (part,)))
     assert equal(totals(spec, trained).arrays(), {name: last[name] for name in spec.statistics})
-    assert equal(select(to_arrays(result.models["plant-1"].tensors), ("encoder",)), select(trained, ("encoder",)))
+    assert equal(
+        select(to_arrays(result.models["plant-1"].tensors), ("encoder",)),
+        select(trained, ("encoder",)),
+    )
 
 
 def test_the_classifier_takes_directions_however_long_features_are() -> None:
@@ -85,9 +101,13 @@ def test_the_classifier_takes_directions_however_long_features_are() -> None:
 
 
 def test_what_training_begins_with_may_be_sent_back_however_alike_images_of_a_class_are() -> None:
-    """Where they hardly differ the head is surer than the fixed-point sums have room for: all would be refused."""
+    """Where they hardly differ the head is surer than the fixed-point sums have room for:
+    all would be refused.
+    """
     spec, broadcast = drafted()
-    of = np.repeat(np.eye(len(CLASSES), 64, dtype=np.float32), 4, axis=0)[:, None].repeat(VIEWS, axis=1)
+    of = np.repeat(np.eye(len(CLASSES), 64, dtype=np.float32), 4, axis=0)[:, None].repeat(
+        VIEWS, axis=1
+    )
     labels = np.repeat(np.arange(len(CLASSES)), 4)
     contributions = round_sums.collect(spec, make(spec.method, spec.training, spec.options), 1)
     for node in ("plant-1", "plant-2", "plant-3"):
@@ -95,7 +115,9 @@ def test_what_training_begins_with_may_be_sent_back_however_alike_images_of_a_cl
     begun = contributions.aggregate(broadcast)
     for name in ("classifier.weight", "classifier.bias"):
         assert 100 < np.abs(begun[name]).max() <= largest(spec.tensors[name], spec.nodes) / 2
-    assert (of[:, 0] @ begun["classifier.weight"].T + begun["classifier.bias"]).argmax(1).tolist() == labels.tolist()
+    assert (of[:, 0] @ begun["classifier.weight"].T + begun["classifier.bias"]).argmax(
+        1
+    ).tolist() == labels.tolist()
 
 
 def test_a_class_that_nobody_has_is_not_named_by_the_first_head() -> None:

@@ -1,4 +1,6 @@
-"""Methods stay in their files: nothing in the product outside trainer/methods names one of them, or a metric of one."""
+"""Methods stay in their files: nothing in the product outside trainer/methods names one of them,
+or a metric of one.
+"""
 
 import ast
 import re
@@ -11,9 +13,15 @@ from tests.support.paths import REPOSITORY
 from trainer.methods import METHODS, complete_options, make
 
 ROOMS = ("broker_config", "edge", "export", "trainer")
-METRICS = {metric.key for name in METHODS for metric in make(name, Training(), complete_options(name, {})).metrics}
+METRICS = {
+    metric.key
+    for name in METHODS
+    for metric in make(name, Training(), complete_options(name, {})).metrics
+}
 COMMON = {"local"}
-"""Words of English too: such a method is named only where a text is all that it is, and given as a method."""
+"""Words of English too: such a method is named only where a text is all that it is,
+and given as a method.
+"""
 MODELS = {
     "edge/cli/shared_options.py": {"fedtfi_small"},
     "trainer/models/texture/texture_presets.py": {"fedtfi", "fedtfi_small"},
@@ -32,7 +40,9 @@ def outside() -> dict[str, str]:
 
 
 def words(source: str) -> Iterator[tuple[int, str]]:
-    """Every identifier, and every word of every text but docstrings, with its line; comments are not in the tree."""
+    """Every identifier, and every word of every text but docstrings, with its line;
+    comments are not in the tree.
+    """
     tree = ast.parse(source)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -43,12 +53,18 @@ def words(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
             case ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 yield node.lineno, name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 yield node.lineno, name
             case ast.ImportFrom(module=str(name)):
                 yield from ((node.lineno, word) for word in name.split("."))
             case ast.alias(name=name, asname=alias):
-                yield from ((node.lineno, word) for word in (*name.split("."), *filter(None, [alias])))
+                yield from (
+                    (node.lineno, word) for word in (*name.split("."), *filter(None, [alias]))
+                )
 
 
 def is_named(word: str) -> bool:
@@ -57,7 +73,9 @@ def is_named(word: str) -> bool:
 
 
 def given(source: str) -> Iterator[tuple[int, str]]:
-    """Texts that are given as a method: as an argument or a default of that name, or compared with one."""
+    """Texts that are given as a method: as an argument or a default of that name,
+    or compared with one.
+    """
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.keyword(arg="method", value=ast.Constant(value=str(text))):
@@ -65,7 +83,8 @@ def given(source: str) -> Iterator[tuple[int, str]]:
             case ast.AnnAssign(target=ast.Name(id="method"), value=ast.Constant(value=str(text))):
                 yield node.lineno, text
             case ast.Compare(
-                left=ast.Attribute(attr="method") | ast.Name(id="method"), comparators=[ast.Constant(value=str(text))]
+                left=ast.Attribute(attr="method") | ast.Name(id="method"),
+                comparators=[ast.Constant(value=str(text))],
             ):
                 yield node.lineno, text
 
@@ -82,7 +101,10 @@ def test_nothing_outside_the_methods_names_one_or_a_metric_of_one() -> None:
 
 def test_nothing_outside_the_methods_asks_for_one_by_a_common_word() -> None:
     assert [
-        f"{path}:{line}" for path, source in outside().items() for line, text in given(source) if text in COMMON
+        f"{path}:{line}"
+        for path, source in outside().items()
+        for line, text in given(source)
+        if text in COMMON
     ] == []
 
 
@@ -119,4 +141,6 @@ def test_a_common_word_is_found_where_it_is_a_method(source: str) -> None:
 
 
 def test_docstrings_and_comments_may_explain() -> None:
-    assert not any(is_named(word) for _, word in words('"""As FedTFI, fedtfi."""\n\nx = 1  # afedcl'))
+    assert not any(
+        is_named(word) for _, word in words('"""As FedTFI, fedtfi."""\n\nx = 1  # afedcl')
+    )

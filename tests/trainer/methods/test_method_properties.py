@@ -42,10 +42,14 @@ from trainer.training.participant import Participant, State
 from trainer.training.training_set import TrainingSet
 
 case = pytest.mark.parametrize("case", CASES)
-few = pytest.mark.parametrize("case", slow_except(("fedavg", "afedcl", "afedcl_plus", "fedala", "gaussian"), CASES))
+few = pytest.mark.parametrize(
+    "case", slow_except(("fedavg", "afedcl", "afedcl_plus", "fedala", "gaussian"), CASES)
+)
 
 
-def run(case: str, seed: int = 0, nodes: dict[str, Images] | None = None, **training: Any) -> SimulationResult:
+def run(
+    case: str, seed: int = 0, nodes: dict[str, Images] | None = None, **training: Any
+) -> SimulationResult:
     return simulate(*drafted(case, seed, **training), nodes or shares())
 
 
@@ -58,7 +62,8 @@ def plain(case: str) -> SimulationResult:
 def same(one: SimulationResult, other: SimulationResult) -> bool:
     """Whether all tensors of two runs are the same, bit for bit."""
     return equal(one.broadcast, other.broadcast) and all(
-        equal(to_arrays(one.models[name].tensors), to_arrays(other.models[name].tensors)) for name in one.models
+        equal(to_arrays(one.models[name].tensors), to_arrays(other.models[name].tensors))
+        for name in one.models
     )
 
 
@@ -74,7 +79,9 @@ def test_the_order_of_the_nodes_makes_no_difference(case: str) -> None:
 
 
 @case
-def test_what_leaves_a_node_is_what_the_method_declares_and_stage_2_does_not_change_it(case: str) -> None:
+def test_what_leaves_a_node_is_what_the_method_declares_and_stage_2_does_not_change_it(
+    case: str,
+) -> None:
     spec, broadcast = drafted(case)
     participant = Participant(spec, "plant-1", shares()["plant-1"])
     state, contributed, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
@@ -125,15 +132,24 @@ def test_a_personal_model_judges_images_and_is_measured(case: str) -> None:
     for model in plain(case).models.values():
         logits = network.predict(model.tensors, torch.zeros(2, 3, 16, 16))
         assert logits.shape == (2, 3)
-        assert 0 <= model.metadata.metrics["accuracy_low"] <= model.metadata.metrics["accuracy"] <= 1
-        assert [line["round"] for line in model.metadata.history] == list(range(1, drafted(case)[0].rounds + 1))
+        assert (
+            0 <= model.metadata.metrics["accuracy_low"] <= model.metadata.metrics["accuracy"] <= 1
+        )
+        assert [line["round"] for line in model.metadata.history] == list(
+            range(1, drafted(case)[0].rounds + 1)
+        )
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "fedavg"])
 def test_a_method_differs_from_fedavg_after_one_round(case: str) -> None:
     """In the model that is deployed, at every node."""
-    for other, mine in zip(one_round("fedavg").models.values(), one_round(case).models.values(), strict=True):
-        assert not equal(select(to_arrays(other.tensors), ("encoder",)), select(to_arrays(mine.tensors), ("encoder",)))
+    for other, mine in zip(
+        one_round("fedavg").models.values(), one_round(case).models.values(), strict=True
+    ):
+        assert not equal(
+            select(to_arrays(other.tensors), ("encoder",)),
+            select(to_arrays(mine.tensors), ("encoder",)),
+        )
 
 
 @pytest.mark.slow
@@ -142,14 +158,23 @@ def test_federated_nodes_receive_from_each_other_and_local_ones_do_not() -> None
     changed = {**shares(), "plant-3": Images(images(77), images(177))}
     for case in CASES:
         mine, theirs = plain(case), run(case, nodes=changed)
-        untouched = equal(to_arrays(mine.models["plant-1"].tensors), to_arrays(theirs.models["plant-1"].tensors))
-        # Carried over, E_k is touched only through the discriminator's and the fusion's view of E_G.
+        untouched = equal(
+            to_arrays(mine.models["plant-1"].tensors), to_arrays(theirs.models["plant-1"].tensors)
+        )
+        # Carried over, E_k is touched only through the discriminator's and the fusion's view of
+        # E_G.
         assert untouched == (case == "local"), case
 
 
 @pytest.mark.parametrize(
     "setting",
-    [{"moments": "reset"}, {"augment": False}, {"batch_size": 3}, {"learning_rate": 0.01}, {"optimizer": "sgd"}],
+    [
+        {"moments": "reset"},
+        {"augment": False},
+        {"batch_size": 3},
+        {"learning_rate": 0.01},
+        {"optimizer": "sgd"},
+    ],
 )
 def test_each_training_setting_has_an_effect(setting: dict[str, Any]) -> None:
     assert not same(run("afedcl"), run("afedcl", **setting))
@@ -162,7 +187,9 @@ MOVED = "encoder.layer1.0.conv1.weight"
 
 
 class Contributed(NamedTuple):
-    """A first round of two plants with 6 and 3 images: what they carry and sent, and what was made of it."""
+    """A first round of two plants with 6 and 3 images: what they carry and sent,
+    and what was made of it.
+    """
 
     broadcast: Arrays
     states: list[State]
@@ -171,9 +198,12 @@ class Contributed(NamedTuple):
 
 
 def resnet_round(method: str, mode: str = "train") -> Contributed:
-    epochs = 2 if method == "fednova" else 1  # one step is one effective step, which would hide what is divided by it
+    # one step is one effective step, which would hide what is divided by it
+    epochs = 2 if method == "fednova" else 1
     training = {"batch_norm": mode, "local_epochs": epochs, "augment": False}
-    request = Request(method, model="resnet18", weights="none", size=32, rounds=1, training=training)
+    request = Request(
+        method, model="resnet18", weights="none", size=32, rounds=1, training=training
+    )
     spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=2)
     made = make(method, spec.training, spec.options)
     sums = FixedPointSum(select(spec.tensors, spec.sends), 2, made.weight_cap)
@@ -182,7 +212,9 @@ def resnet_round(method: str, mode: str = "train") -> Contributed:
         few = images(seed, count)
         share = Images(few._replace(images=few.images.repeat(2, 1).repeat(2, 2)), None)
         each = Participant(spec, f"plant-{seed}", share)
-        state, contributed, _ = each.contribute(each.start(broadcast), broadcast, 1 + spec.statistics_first)
+        state, contributed, _ = each.contribute(
+            each.start(broadcast), broadcast, 1 + spec.statistics_first
+        )
         sums.add(contributed.tensors.items(), made.weigh(contributed.weight))
         states.append(state)
         sent.append(contributed.tensors)
@@ -201,9 +233,13 @@ def test_batch_norm_statistics_are_averaged_with_the_weights(method: str) -> Non
         one, other = (state.tensors[name].numpy() for state in done.states)
         assert not np.allclose(one, other)
         between = done.average[name]
-        assert ((between >= np.minimum(one, other) - 1e-6) & (between <= np.maximum(one, other) + 1e-6)).all()
+        assert (
+            (between >= np.minimum(one, other) - 1e-6) & (between <= np.maximum(one, other) + 1e-6)
+        ).all()
         if share is not None:
-            np.testing.assert_allclose(between, share * one + (1 - share) * other, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                between, share * one + (1 - share) * other, rtol=1e-5, atol=1e-6
+            )
     assert not any("num_batches_tracked" in name for name in done.sent[0])
 
 
@@ -211,7 +247,9 @@ def test_fedbn_keeps_statistics_and_parameters_of_batch_norm_at_the_node() -> No
     done = resnet_round("fedbn")
     layer = MEAN.removesuffix(".running_mean")
     private = select(done.broadcast, (layer,))
-    assert set(private) == {f"{layer}.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
+    assert set(private) == {
+        f"{layer}.{name}" for name in ("weight", "bias", "running_mean", "running_var")
+    }
     for name, value in private.items():
         assert name not in done.sent[0]
         np.testing.assert_array_equal(done.average[name], value)
@@ -227,16 +265,23 @@ def test_batch_norm_statistics_stay_as_they_are_in_eval_mode(method: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "phase"), [("fedrep", "head"), pytest.param("fedala", "adapt", marks=pytest.mark.slow)]
+    ("method", "phase"),
+    [("fedrep", "head"), pytest.param("fedala", "adapt", marks=pytest.mark.slow)],
 )
-def test_a_phase_that_leaves_the_encoder_alone_leaves_its_batch_norm_statistics_alone(method: str, phase: str) -> None:
+def test_a_phase_that_leaves_the_encoder_alone_leaves_its_batch_norm_statistics_alone(
+    method: str, phase: str
+) -> None:
     training = Training(local_epochs=1)
     (found,) = [each for each in make(method, training, {}).train if each.name == phase]
     done = resnet_round(method)
     tensors = done.states[0].tensors
     few = images(1)
-    data = TrainingSet.of(few._replace(images=few.images.repeat(2, 1).repeat(2, 2)), Preprocessing(size=32))
-    after, _, _ = run_phase(Network("resnet18", 3), found, tensors, {}, to_tensors(done.average), data, training, 0)
+    data = TrainingSet.of(
+        few._replace(images=few.images.repeat(2, 1).repeat(2, 2)), Preprocessing(size=32)
+    )
+    after, _, _ = run_phase(
+        Network("resnet18", 3), found, tensors, {}, to_tensors(done.average), data, training, 0
+    )
     assert equal(select(to_arrays(tensors), ("encoder",)), select(to_arrays(after), ("encoder",)))
     assert not equal(to_arrays(tensors), to_arrays(after))
 
@@ -246,21 +291,29 @@ def test_a_phase_that_leaves_the_encoder_alone_leaves_its_batch_norm_statistics_
 
 @case
 def test_a_node_with_two_images_trains_on_both(case: str) -> None:
-    """Nothing is left out for want of a full batch: the node moves, and its weight is that of two images."""
+    """Nothing is left out for want of a full batch: the node moves,
+    and its weight is that of two images.
+    """
     spec, broadcast = drafted(case, batch_size=32, local_epochs=1)
     participant = Participant(spec, "plant-1", Images(images(1, 2), None))
     state, contributed, metrics = participant.contribute(
         participant.start(broadcast), broadcast, 1 + spec.statistics_first
     )
-    moved = not equal(select(to_arrays(state.tensors), ("encoder",)), select(broadcast, ("encoder",)))
+    moved = not equal(
+        select(to_arrays(state.tensors), ("encoder",)), select(broadcast, ("encoder",))
+    )
     assert moved or not participant.method.train
     assert all(np.isfinite(value) for value in metrics.values())
     assert make(spec.method, spec.training, spec.options).weigh(contributed.weight) > 0
 
 
 @few
-def test_no_fold_is_judged_by_a_head_that_has_seen_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A classifier that was shared has learnt from every image: each fold has one that was drawn anew."""
+def test_no_fold_is_judged_by_a_head_that_has_seen_it(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A classifier that was shared has learnt from every image:
+    each fold has one that was drawn anew.
+    """
     judged: list[Arrays] = []
 
     def record(network: Network, tensors: Any, data: TrainingSet) -> np.ndarray:
@@ -279,12 +332,18 @@ def test_no_fold_is_judged_by_a_head_that_has_seen_it(case: str, monkeypatch: py
 
 
 def test_cross_validation_gives_each_image_its_own_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an oracle in the model's place every verdict is right, whatever the order of the folds."""
-    monkeypatch.setattr(participant, "predict", lambda network, tensors, data: np.eye(3)[data.labels])
+    """With an oracle in the model's place every verdict is right,
+    whatever the order of the folds.
+    """
+    monkeypatch.setattr(
+        participant, "predict", lambda network, tensors, data: np.eye(3)[data.labels]
+    )
     spec, broadcast = drafted("local")
     model = simulate(spec, broadcast, {"plant-1": Images(images(1, 12), None)}).models["plant-1"]
     assert [verdict.digest for verdict in model.predictions] == list(images(1, 12).digests)
-    assert [verdict.label for verdict in model.predictions] == [CLASSES[label] for label in images(1, 12).labels]
+    assert [verdict.label for verdict in model.predictions] == [
+        CLASSES[label] for label in images(1, 12).labels
+    ]
     assert all(verdict.verdict == verdict.label for verdict in model.predictions)
 
 
@@ -325,7 +384,9 @@ def test_a_method_file_needs_no_torch_to_average() -> None:
         ("fednova", {"momentum": 1}, "momentum"),
     ],
 )
-def test_a_wrong_name_or_value_is_answered_with_the_right_one(method: str, options: dict[str, Any], hint: str) -> None:
+def test_a_wrong_name_or_value_is_answered_with_the_right_one(
+    method: str, options: dict[str, Any], hint: str
+) -> None:
     with pytest.raises(UsageError, match=hint):
         complete_options(method, options)
 
@@ -335,15 +396,26 @@ def test_a_wrong_name_or_value_is_answered_with_the_right_one(method: str, optio
     [
         ({"fusion": "none", "deploy": "final"}, "deploy does not combine with fusion=none"),
         ({"fusion": "none", "fusion_start": 0.3}, "fusion_start does not combine with fusion=none"),
-        ({"fusion": "fixed", "fusion_rate": 0.01}, "fusion_rate does not combine with fusion=fixed"),
-        ({"fusion": "fixed", "fusion_range": "unit"}, "fusion_range does not combine with fusion=fixed"),
+        (
+            {"fusion": "fixed", "fusion_rate": 0.01},
+            "fusion_rate does not combine with fusion=fixed",
+        ),
+        (
+            {"fusion": "fixed", "fusion_range": "unit"},
+            "fusion_range does not combine with fusion=fixed",
+        ),
         ({"weights": "images", "floor": 0.1}, "floor does not combine with weights=images"),
         ({"weights": "equal", "ceiling": 1.0}, "ceiling does not combine with weights=equal"),
         ({"floor": 2.0}, "floor=2 is not below ceiling=1.38629"),
-        ({"fusion_range": "unit", "fusion_start": 1.5}, "fusion_start=1.5 lies outside fusion_range=unit"),
+        (
+            {"fusion_range": "unit", "fusion_start": 1.5},
+            "fusion_start=1.5 lies outside fusion_range=unit",
+        ),
     ],
 )
-def test_options_that_do_not_combine_say_why_and_what_to_do(options: dict[str, Any], reason: str) -> None:
+def test_options_that_do_not_combine_say_why_and_what_to_do(
+    options: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         make("afedcl", Training(), complete_options("afedcl", options))
     assert reason in caught.value.what
@@ -351,7 +423,9 @@ def test_options_that_do_not_combine_say_why_and_what_to_do(options: dict[str, A
 
 
 def test_every_method_stands_in_the_docs_and_in_the_help() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", (REPOSITORY / "docs" / "research.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|", (REPOSITORY / "docs" / "research.md").read_text(), re.MULTILINE
+    )
     assert sorted(rows) == sorted(METHODS)
     (option,) = Method.__metadata__
     assert re.split(r", | or ", option.help.rstrip(".")) == NAMED == sorted(METHODS)
@@ -372,7 +446,11 @@ def test_a_method_explains_all_metrics_that_it_reports_and_no_others(case: str) 
     spec, _ = drafted(case)
     declared = make(spec.method, spec.training, spec.options).metrics
     for model in plain(case).models.values():
-        reported = {key for entry in model.metadata.history for key in entry} - {"round", "accuracy", "accuracy_all"}
+        reported = {key for entry in model.metadata.history for key in entry} - {
+            "round",
+            "accuracy",
+            "accuracy_all",
+        }
         assert reported == {metric.key for metric in declared}
     assert all(metric.title and metric.meaning.endswith(".") for metric in declared)
     assert len({metric.key for metric in declared}) == len(declared)
@@ -386,7 +464,10 @@ def test_a_personal_model_is_of_the_fusion_that_the_method_declares(case: str) -
     network = Network(spec.model, len(CLASSES))
     for model in plain(case).models.values():
         assert infer_fusion(model.tensors) == declared
-        assert model.tensors["classifier.weight"].shape == (len(CLASSES), declared.width(network.shape.features))
+        assert model.tensors["classifier.weight"].shape == (
+            len(CLASSES),
+            declared.width(network.shape.features),
+        )
 
 
 def test_training_that_diverges_says_so() -> None:

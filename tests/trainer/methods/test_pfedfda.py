@@ -1,4 +1,6 @@
-"""pFedFDA against values computed by hand and against a slow reference, and what its statistics go through."""
+"""pFedFDA against values computed by hand and against a slow reference,
+and what its statistics go through.
+"""
 
 from itertools import product
 from typing import Any
@@ -21,8 +23,11 @@ from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.engine import encode_all
 from trainer.training.participant import Participant
 
-METHOD = make("pfedfda", drafted("pfedfda")[0].training, complete_options("pfedfda", {"ridge": 0.5}))
-LABELS = np.array([0, 0, 0, 1, 1, 3, 3, 3, 3, 2])  # of five classes; one has one image, one has none
+METHOD = make(
+    "pfedfda", drafted("pfedfda")[0].training, complete_options("pfedfda", {"ridge": 0.5})
+)
+# of five classes; one has one image, one has none
+LABELS = np.array([0, 0, 0, 1, 1, 3, 3, 3, 3, 2])
 SHAPE = Shape(12, 5)
 UPPER = np.triu_indices(SHAPE.features)
 
@@ -42,7 +47,9 @@ def features(noise: float = 1.0) -> np.ndarray:
     """Features of images whose classes' means differ from the federation's."""
     random = np.random.default_rng(4)
     means = received()["means"].numpy() + random.normal(0, 0.3, (SHAPE.classes, SHAPE.features))
-    return (means[LABELS] + noise * random.normal(size=(len(LABELS), SHAPE.features))).astype(np.float32)
+    return (means[LABELS] + noise * random.normal(size=(len(LABELS), SHAPE.features))).astype(
+        np.float32
+    )
 
 
 def symmetric(triangle: np.ndarray) -> np.ndarray:
@@ -54,7 +61,9 @@ def symmetric(triangle: np.ndarray) -> np.ndarray:
 # Reference: every covariance is made, every logit is a difference of squared distances
 
 
-def local(found: np.ndarray, labels: np.ndarray, others: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray]:
+def local(
+    found: np.ndarray, labels: np.ndarray, others: np.ndarray, ridge: float
+) -> tuple[np.ndarray, np.ndarray]:
     means, centred = others.copy(), []
     for label in range(SHAPE.classes):
         if (labels == label).any():
@@ -64,16 +73,23 @@ def local(found: np.ndarray, labels: np.ndarray, others: np.ndarray, ridge: floa
     return means, scatter / (len(labels) - 1) + ridge * np.eye(SHAPE.features)
 
 
-def logits(found: np.ndarray, means: np.ndarray, covariance: np.ndarray, priors: np.ndarray) -> np.ndarray:
+def logits(
+    found: np.ndarray, means: np.ndarray, covariance: np.ndarray, priors: np.ndarray
+) -> np.ndarray:
     """Log densities of Gaussians, up to what all classes have in common."""
     inverse = np.linalg.inv(covariance)
     apart = found[:, None] - means
     return -np.einsum("ncd,de,nce->nc", apart, inverse, apart) / 2 + np.log(priors)
 
 
-def adapt_slowly(given: Tensors, found: np.ndarray, labels: np.ndarray, ridge: float) -> dict[str, Any]:
+def adapt_slowly(
+    given: Tensors, found: np.ndarray, labels: np.ndarray, ridge: float
+) -> dict[str, Any]:
     found = found.astype(float)
-    general, covariance = given["means"].double().numpy(), symmetric(given["covariance"].double().numpy())
+    general, covariance = (
+        given["means"].double().numpy(),
+        symmetric(given["covariance"].double().numpy()),
+    )
     priors = np.bincount(labels, minlength=SHAPE.classes) / len(labels) + 1e-4
     priors /= priors.sum()
     fold = np.full(len(labels), -1)
@@ -81,8 +97,12 @@ def adapt_slowly(given: Tensors, found: np.ndarray, labels: np.ndarray, ridge: f
         if (count := (labels == label).sum()) > 1:
             fold[labels == label] = np.arange(count) % 2
 
-    def mix(beta: tuple[float, float], means: np.ndarray, scatter: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return beta[0] * means + (1 - beta[0]) * general, beta[1] * scatter + (1 - beta[1]) * covariance
+    def mix(
+        beta: tuple[float, float], means: np.ndarray, scatter: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return beta[0] * means + (1 - beta[0]) * general, beta[1] * scatter + (
+            1 - beta[1]
+        ) * covariance
 
     losses = {}
     for beta in product(np.arange(11) / 10, repeat=2):
@@ -109,13 +129,18 @@ def test_a_node_interpolates_as_the_slow_reference_does(noise: float) -> None:
     np.testing.assert_allclose(adapted["betas"].numpy(), slow["betas"], rtol=1e-6)
     for name in ("means", "log_priors"):
         np.testing.assert_allclose(adapted[name].numpy(), slow[name], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(symmetric(adapted["covariance"].numpy()), slow["covariance"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        symmetric(adapted["covariance"].numpy()), slow["covariance"], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_the_shares_depend_on_the_images() -> None:
     """Otherwise the test above would compare a constant."""
     assert METHOD.adapt is not None
-    found = [METHOD.adapt({}, received(), features(noise), LABELS)["betas"] for noise in (0.3, 0.7, 1.5, 3.0)]
+    found = [
+        METHOD.adapt({}, received(), features(noise), LABELS)["betas"]
+        for noise in (0.3, 0.7, 1.5, 3.0)
+    ]
     assert len({tuple(each.tolist()) for each in found}) > 1
     assert any(0 < float(beta) < 1 for each in found for beta in each)
 
@@ -145,12 +170,19 @@ def test_a_class_that_a_node_lacks_has_the_global_mean_there() -> None:
 
 
 def test_where_nothing_decides_both_sides_count_alike() -> None:
-    """One image of each class; or two, so that those of a fold do not scatter, and do not tell covariances apart."""
+    """One image of each class; or two, so that those of a fold do not scatter,
+    and do not tell covariances apart.
+    """
     assert METHOD.adapt is not None
     adapted = METHOD.adapt({}, received(), features()[[0, 3, 5]], LABELS[[0, 3, 5]])
     assert adapted["betas"].tolist() == [0.5, 0.5]
-    np.testing.assert_allclose(adapted["means"][0], (received()["means"][0].numpy() + features()[0]) / 2, rtol=1e-5)
-    even = {**received(), "covariance": received()["covariance"].new_tensor(0.5 * np.eye(SHAPE.features)[UPPER])}
+    np.testing.assert_allclose(
+        adapted["means"][0], (received()["means"][0].numpy() + features()[0]) / 2, rtol=1e-5
+    )
+    even = {
+        **received(),
+        "covariance": received()["covariance"].new_tensor(0.5 * np.eye(SHAPE.features)[UPPER]),
+    }
     pairs = METHOD.adapt({}, even, features(2.0)[[0, 1, 3, 4]], LABELS[[0, 1, 3, 4]])["betas"]
     assert pairs[0] != 0.5
     assert pairs[1] == 0.5
@@ -160,11 +192,12 @@ def test_where_nothing_decides_both_sides_count_alike() -> None:
 
 
 def test_a_round_by_hand() -> None:
-    """Means (1, 0), covariance 1, even priors: at f = 2 the logits differ by 2 (1 - 0) - (1 - 0) / 2 = 1.5, and
-    p0 = 0.817574. The classifier's weights, less their mean, are (1/2, -1/2). Plant a: de = -0.182426, e = 2.018243;
-    b: de = 0.817574, e = 1.918243. Then both take half of their means, (1.509121, 0) and (1, 0.959121): nothing decides
-    at a, which has one image, nor at b, all of one class, whose prior is enough. Images of a class are alike, so the
-    own covariance is the ridge, 1, as the received one is. Weighted 1:3.
+    """Means (1, 0), covariance 1, even priors: at f = 2 the logits differ by 2 (1 - 0) - (1 - 0)
+    / 2 = 1.5, and p0 = 0.817574. The classifier's weights, less their mean, are (1/2, -1/2). Plant
+    a: de = -0.182426, e = 2.018243; b: de = 0.817574, e = 1.918243. Then both take half of their
+    means, (1.509121, 0) and (1, 0.959121): nothing decides at a, which has one image, nor at b, all
+    of one class, whose prior is enough. Images of a class are alike, so the own covariance is the
+    ridge, 1, as the received one is. Weighted 1:3.
     """
     begin = {"means": [[1], [0]], "covariance": [1]}
     done = federate("pfedfda", begin=begin)
@@ -177,14 +210,18 @@ def test_a_round_by_hand() -> None:
 
 
 def test_the_average_is_adapted_before_it_is_served() -> None:
-    """The encoder is the last average; the means are of its features, not of the encoder's that the node trained."""
+    """The encoder is the last average; the means are of its features,
+    not of the encoder's that the node trained.
+    """
     spec, broadcast = drafted("pfedfda")
     outcome = simulate(spec, broadcast, shares())
     model, final = outcome.models["plant-1"], to_tensors(outcome.broadcast)
     node = Participant(spec, "plant-1", shares()["plant-1"])
     found = encode_all(Network(spec.model, len(CLASSES)), final, node.data)
     assert node.method.adapt is not None
-    by_hand = node.method.deploy(node.method.adapt(final, final, found, node.data.labels.numpy()), final)
+    by_hand = node.method.deploy(
+        node.method.adapt(final, final, found, node.data.labels.numpy()), final
+    )
     for name, value in by_hand.items():
         np.testing.assert_array_equal(model.tensors[name].numpy(), value.numpy())
 
@@ -195,12 +232,16 @@ def test_means_that_begin_at_zero_leave_the_encoder_alone_for_a_round() -> None:
     spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=3)
     assert not broadcast["means"].any()
     after = simulate(spec, broadcast, shares()).broadcast
-    np.testing.assert_allclose(after["encoder.features.0.weight"], broadcast["encoder.features.0.weight"], atol=1e-6)
+    np.testing.assert_allclose(
+        after["encoder.features.0.weight"], broadcast["encoder.features.0.weight"], atol=1e-6
+    )
     assert after["means"].any(axis=1).all()
 
 
 def test_folds_are_judged_without_what_the_federations_means_know_of_them() -> None:
-    """Global statistics hold every image of the node; a fold's own classifier is trained without them."""
+    """Global statistics hold every image of the node;
+    a fold's own classifier is trained without them.
+    """
     spec, broadcast = drafted("pfedfda", local_epochs=1)
     spec = msgspec.structs.replace(spec, rounds=1)
     node = Participant(spec, "plant-1", Images(images(1), None))
@@ -225,7 +266,9 @@ def test_a_node_tells_the_shares_that_it_has_chosen() -> None:
 
 
 def test_a_covariance_with_negative_directions_is_made_positive() -> None:
-    """A liar under the plain mean, or a rule that takes each coordinate from another node, can send such a one."""
+    """A liar under the plain mean, or a rule that takes each coordinate from another node,
+    can send such a one.
+    """
     assert METHOD.adapt is not None
     given = received()
     broken = symmetric(given["covariance"].numpy())
@@ -240,7 +283,9 @@ def test_a_covariance_with_negative_directions_is_made_positive() -> None:
     assert np.abs(scores).max() < 1e6
 
 
-@pytest.mark.parametrize("rule", slow_except(("mean", "clipped_mean"), ("mean", "clipped_mean", *RULES)))
+@pytest.mark.parametrize(
+    "rule", slow_except(("mean", "clipped_mean"), ("mean", "clipped_mean", *RULES))
+)
 def test_every_rule_leaves_a_model(rule: str) -> None:
     request = Request("pfedfda", model="small", weights="none", size=16, rounds=2, aggregate=rule)
     spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=5)

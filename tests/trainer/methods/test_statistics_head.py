@@ -1,4 +1,6 @@
-"""A head of statistics on the encoder that a method has trained, and which methods it combines with."""
+"""A head of statistics on the encoder that a method has trained,
+and which methods it combines with.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +31,9 @@ COMBINES = tuple(name for name in METHODS if name not in (*REFUSED, "fedtfi"))
 
 
 def drafted(method: str, rounds: int = 1) -> tuple[Spec, Arrays]:
-    request = Request(method, {}, "small", "none", 16, {"local_epochs": 1}, rounds, head="statistics")
+    request = Request(
+        method, {}, "small", "none", 16, {"local_epochs": 1}, rounds, head="statistics"
+    )
     return draft(request, federation="test", classes=CLASSES, nodes=3)
 
 
@@ -44,8 +48,10 @@ def test_a_head_of_statistics_is_refused_with_the_reason(method: str) -> None:
 def test_every_method_whose_nodes_share_an_encoder_gets_a_head_on_the_last_average(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One round more than asked for. The classifier is that of the formulas for features of the last averaged encoder;
-    whatever the node has trained of its own is left out.
+    """One round more than asked for.
+
+    The classifier is that of the formulas for features of the last averaged encoder; whatever the
+    node has trained of its own is left out.
     """
     monkeypatch.setattr(participant, "fit_scale", lambda *_: 1.0)
     spec, broadcast = drafted(method)
@@ -60,7 +66,9 @@ def test_every_method_whose_nodes_share_an_encoder_gets_a_head_on_the_last_avera
     collected = {}
     for name, share in shares().items():
         data = TrainingSet.of(share.train, spec.preprocessing)
-        collected[name] = collect(view_features(network, to_tensors(trained), data), share.train.labels, 3)
+        collected[name] = collect(
+            view_features(network, to_tensors(trained), data), share.train.labels, 3
+        )
     first, *others = collected.values()
     total = first
     for each in others:
@@ -71,12 +79,18 @@ def test_every_method_whose_nodes_share_an_encoder_gets_a_head_on_the_last_avera
         assert equal(select(to_arrays(model.tensors), ("encoder",)), trained)
         head, length = lda_head.fit(total, collected[name]), float(model.tensors["norm.scale"])
         certainty = lda_head.expected_scale(head.spread)
-        np.testing.assert_allclose(model.tensors["classifier.weight"] * length, certainty * head.weight, rtol=1e-5)
-        np.testing.assert_allclose(model.tensors["classifier.bias"], certainty * head.bias, rtol=1e-5)
+        np.testing.assert_allclose(
+            model.tensors["classifier.weight"] * length, certainty * head.weight, rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            model.tensors["classifier.bias"], certainty * head.bias, rtol=1e-5
+        )
 
 
 def test_texture_networks_have_one_too() -> None:
-    """Their frozen stem comes before the encoder; patches are exchanged in rounds of training alone."""
+    """Their frozen stem comes before the encoder;
+    patches are exchanged in rounds of training alone.
+    """
     request = Request("fedtfi", model="fedtfi_small", weights="none", rounds=2, head="statistics")
     spec, _ = draft(request, federation="test", classes=CLASSES, nodes=3)
     assert contribution_tensors(spec, 2).keys() > spec.relays.keys() > set()
@@ -94,11 +108,16 @@ def test_how_certain_the_head_is_follows_from_images_that_training_has_not_seen(
     """Held-out images where there are any: with their answers turned round, logits shrink."""
     spec, broadcast = drafted("fedavg")
     flipped = {
-        name: share._replace(test=share.test and share.test._replace(labels=share.test.labels[::-1].copy()))
+        name: share._replace(
+            test=share.test and share.test._replace(labels=share.test.labels[::-1].copy())
+        )
         for name, share in shares().items()
     }
     honest, fooled = (
-        [model.tensors["classifier.weight"] for model in simulate(spec, broadcast, each).models.values()]
+        [
+            model.tensors["classifier.weight"]
+            for model in simulate(spec, broadcast, each).models.values()
+        ]
         for each in (shares(), flipped)
     )
     for one, other in zip(honest, fooled, strict=True):

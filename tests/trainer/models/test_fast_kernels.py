@@ -24,7 +24,9 @@ def encoder(model: str) -> nn.Module:
 
 @cache
 def made(model: str) -> nn.Module:
-    """The modules, with statistics and affine maps like those of a trained network: none is 0 or 1."""
+    """The modules, with statistics and affine maps like those of a trained network:
+    none is 0 or 1.
+    """
     random = torch.Generator().manual_seed(0)
     built = backbones.build(model)
     for module in built.modules():
@@ -41,19 +43,25 @@ def made(model: str) -> nn.Module:
 
 def tree_of(built: nn.Module) -> dict[str, Tensor]:
     state = {name: value.clone() for name, value in built.state_dict().items()}
-    return {name: value.requires_grad_(is_trainable(name)) for name, value in add_prefix("encoder", state).items()}
+    return {
+        name: value.requires_grad_(is_trainable(name))
+        for name, value in add_prefix("encoder", state).items()
+    }
 
 
 def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-# At 64 px the last layers see 2 x 2 pixels, as federated images have; at 33 px strides leave a remainder.
+# At 64 px the last layers see 2 x 2 pixels, as federated images have; at 33 px strides leave a
+# remainder.
 @pytest.mark.parametrize(
     ("model", "size", "training"),
     [
         *(
-            pytest.param(model, size, training, marks=pytest.mark.slow if size == 64 or not training else ())
+            pytest.param(
+                model, size, training, marks=pytest.mark.slow if size == 64 or not training else ()
+            )
             for model in ("mobilenet_v2", "efficientnet_lite0", "small")
             for size in (33, 64)
             for training in (False, True)
@@ -65,7 +73,9 @@ def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
         ),  # its layers differ from ResNet18's in their order alone
     ],
 )
-def test_features_gradients_and_statistics_are_the_modules(model: str, size: int, training: bool) -> None:
+def test_features_gradients_and_statistics_are_the_modules(
+    model: str, size: int, training: bool
+) -> None:
     """In double precision: ReLU's kinks blow up the rounding of single precision."""
     built = encoder(model).train(training).double()
     tensors, batch = tree_of(built), images(3, size, torch.float64)
@@ -76,7 +86,9 @@ def test_features_gradients_and_statistics_are_the_modules(model: str, size: int
     theirs.backward(direction)
     mine.backward(direction)
     for name, value in built.named_parameters():
-        torch.testing.assert_close(tensors[f"encoder.{name}"].grad, value.grad, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            tensors[f"encoder.{name}"].grad, value.grad, rtol=1e-6, atol=1e-9
+        )
     for name, value in built.named_buffers():
         torch.testing.assert_close(tensors[f"encoder.{name}"], value)
 
@@ -86,10 +98,14 @@ def test_in_single_precision_features_are_the_modules_to_rounding(model: str) ->
     built = encoder(model).eval()
     batch = images(2, 64, torch.float32)
     with torch.no_grad():
-        torch.testing.assert_close(Network(model, 3).encode(tree_of(built), batch), built(batch), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            Network(model, 3).encode(tree_of(built), batch), built(batch), rtol=1e-3, atol=1e-3
+        )
 
 
-@pytest.mark.parametrize("shape", [(40, 24, 144), (40, 144, 24), (640, 24, 144), (640, 144, 24), (5, 64, 64)])
+@pytest.mark.parametrize(
+    "shape", [(40, 24, 144), (40, 144, 24), (640, 24, 144), (640, 144, 24), (5, 64, 64)]
+)
 @pytest.mark.parametrize("ceiling", [None, 6.0, float("inf")])
 def test_the_fast_matrix_product_and_its_gradients_are_torchs(
     shape: tuple[int, int, int], ceiling: float | None
@@ -97,7 +113,8 @@ def test_the_fast_matrix_product_and_its_gradients_are_torchs(
     rows, inputs, outputs = shape
     random = torch.Generator().manual_seed(0)
     pixels, weight, bias, direction = (
-        torch.randn(size, generator=random) for size in ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
+        torch.randn(size, generator=random)
+        for size in ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
     )
     results = []
     for product in (fast_kernels._Product.apply, lambda x, w, b, c: clipped(x @ w.T + b, c)):
@@ -114,11 +131,15 @@ def clipped(x: Tensor, ceiling: float | None) -> Tensor:
 
 def test_a_frozen_encoder_is_left_without_gradients() -> None:
     tensors = {name: value.detach() for name, value in tree_of(encoder("mobilenet_v2")).items()}
-    assert not Network("mobilenet_v2", 3).encode(tensors, images(2, 32, torch.float32)).requires_grad
+    assert (
+        not Network("mobilenet_v2", 3).encode(tensors, images(2, 32, torch.float32)).requires_grad
+    )
 
 
 def test_other_threads_run_their_modules_while_an_encoder_is_traced() -> None:
-    """Tracing replaces `nn.Module.__call__` for all threads: "NameError: module is not installed as a submodule"."""
+    """Tracing replaces `nn.Module.__call__` for all threads: "NameError:
+    module is not installed as a submodule".
+    """
     begun, resumed = Event(), Event()
 
     class Slow(nn.Module):

@@ -59,22 +59,29 @@ def test_a_mixed_model_computes_the_mix_of_two_models_logits(method: str) -> Non
     length = LENGTH if "normalised" in method else ""
     assert infer_fusion(mixed) == CONCATENATION._replace(encoders=FUSED[method], length=length)
     with torch.no_grad():
-        expected = mix_logits(network.predict(together, pixels()), network.predict(alone, pixels()), OWN_CLASSES, 0.3)
+        expected = mix_logits(
+            network.predict(together, pixels()), network.predict(alone, pixels()), OWN_CLASSES, 0.3
+        )
         assert torch.allclose(network.predict(mixed, pixels()), expected, atol=1e-5)
 
 
 def test_a_mix_tells_novelty_as_the_model_that_was_trained_with_others() -> None:
     together, alone = trained("fedavg", 3), trained("local", 4)
     middle = torch.ones(3)
-    assert mix({**together, "novelty.middle": middle}, alone, OWN_CLASSES, 1.0)["novelty.middle"] is middle
+    assert (
+        mix({**together, "novelty.middle": middle}, alone, OWN_CLASSES, 1.0)["novelty.middle"]
+        is middle
+    )
 
 
 def test_a_mix_takes_own_classes_half_from_either_side_and_the_others_from_the_federation() -> None:
     together = np.array([[3.0, 1.0, 4.0, -2.0]])
-    alone = np.array([[-7.0, -5.0, 100.0, 100.0]])  # what it thinks of classes that it was not taught counts nothing
+    # what it thinks of classes that it was not taught counts nothing
+    alone = np.array([[-7.0, -5.0, 100.0, 100.0]])
     mixed = mix_logits(together, alone, [0, 1], 1.0)
     assert mixed[0, 2:].tolist() == [4.0, -2.0]
-    # The level of own classes is together's 2; the differences from it, (1, -1) and (-1, 1), are averaged.
+    # The level of own classes is together's 2; the differences from it, (1, -1) and (-1, 1), are
+    # averaged.
     assert mixed[0, :2].tolist() == [2.0, 2.0]
 
 
@@ -120,7 +127,9 @@ def test_a_model_that_holds_a_length_classifies_normalised_features() -> None:
 
 
 @pytest.mark.parametrize(
-    "fusion", [SINGLE, WEIGHTED_SUM, CONCATENATION, CONCATENATION._replace(encoders=(RECEIVED, OWN, ALONE))], ids=str
+    "fusion",
+    [SINGLE, WEIGHTED_SUM, CONCATENATION, CONCATENATION._replace(encoders=(RECEIVED, OWN, ALONE))],
+    ids=str,
 )
 @pytest.mark.parametrize("length", ["", LENGTH], ids=["plain", "normalised"])
 def test_each_encoders_head_reads_its_features_as_they_are_and_heads_add_up_to_logits(
@@ -132,5 +141,9 @@ def test_each_encoders_head_reads_its_features_as_they_are_and_heads_add_up_to_l
     weight = torch.randn(3, fusion.width(6), generator=random)
     tensors = {"fusion": torch.tensor(0.3), LENGTH: torch.tensor(5.0)}
     heads = fusion.heads(weight, features, tensors)
-    found = sum((head @ each.unsqueeze(2)).squeeze(2) for head, each in zip(heads, features, strict=True))
-    assert torch.allclose(torch.as_tensor(found), fusion.fuse(features, tensors) @ weight.T, atol=1e-5)
+    found = sum(
+        (head @ each.unsqueeze(2)).squeeze(2) for head, each in zip(heads, features, strict=True)
+    )
+    assert torch.allclose(
+        torch.as_tensor(found), fusion.fuse(features, tensors) @ weight.T, atol=1e-5
+    )

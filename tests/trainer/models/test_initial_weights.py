@@ -1,4 +1,6 @@
-"""Initial encoders: drawn from a seed, downloaded, or read from a file that is this model's and no program."""
+"""Initial encoders: drawn from a seed, downloaded,
+or read from a file that is this model's and no program.
+"""
 
 import os
 import subprocess
@@ -22,12 +24,15 @@ from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
 from trainer.models.texture.texture_presets import PRESETS
 
-MODELS = [*(model for model in FEATURES if model not in PRESETS), "fedtfi_small"]  # one texture network stands for all
+# one texture network stands for all
+MODELS = [*(model for model in FEATURES if model not in PRESETS), "fedtfi_small"]
 models = pytest.mark.parametrize("model", MODELS)
 
 
 def same(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) for name in one
+    )
 
 
 def bare(encoder: Arrays) -> Arrays:
@@ -59,10 +64,17 @@ def test_a_torchvision_that_brings_its_operators_is_taken_as_it_is(tmp_path: Pat
         "library = torch.library.Library('torchvision', 'DEF')\n"
         "library.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
     )
-    code = "from trainer.models.torchvision_import import torchvision_models; print(torchvision_models().__file__)"
+    code = (
+        "from trainer.models.torchvision_import import torchvision_models; "
+        "print(torchvision_models().__file__)"
+    )
     path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
     result = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout.strip() == str(tmp_path / "torchvision" / "models.py")
 
@@ -99,7 +111,8 @@ def test_a_linear_layer_is_drawn_within_one_over_the_root_of_its_inputs() -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "head"), [("resnet18", "fc"), ("mobilenet_v2", "classifier.1"), ("efficientnet_lite0", "_fc")]
+    ("model", "head"),
+    [("resnet18", "fc"), ("mobilenet_v2", "classifier.1"), ("efficientnet_lite0", "_fc")],
 )
 def test_a_file_with_published_names_is_read_without_its_classifier_and_batch_counters(
     model: str, head: str, tmp_path: Path
@@ -112,22 +125,35 @@ def test_a_file_with_published_names_is_read_without_its_classifier_and_batch_co
     }
     assert counters
     save_file(
-        {**bare(drawn), **counters, f"{head}.weight": np.ones((5, FEATURES[model])), f"{head}.bias": np.ones(5)},
+        {
+            **bare(drawn),
+            **counters,
+            f"{head}.weight": np.ones((5, FEATURES[model])),
+            f"{head}.bias": np.ones(5),
+        },
         tmp_path / "pretrained.safetensors",
     )
     assert same(initial_encoder(model, str(tmp_path / "pretrained.safetensors"), 0), drawn)
 
 
-def test_of_an_earlier_federations_model_the_encoder_is_taken_without_heads_and_sums(tmp_path: Path) -> None:
+def test_of_an_earlier_federations_model_the_encoder_is_taken_without_heads_and_sums(
+    tmp_path: Path,
+) -> None:
     drawn = initial_encoder("small", "none", 1)
     heads = init_linear("classifier", 64, 3, np.random.default_rng(0))
-    save_file({**drawn, **heads, "statistics.sums": np.ones((3, 64), np.int64)}, tmp_path / "global.safetensors")
+    save_file(
+        {**drawn, **heads, "statistics.sums": np.ones((3, 64), np.int64)},
+        tmp_path / "global.safetensors",
+    )
     assert same(initial_encoder("small", str(tmp_path / "global.safetensors"), 0), drawn)
 
 
 def test_half_precision_weights_are_read_as_float32(tmp_path: Path) -> None:
     drawn = initial_encoder("small", "none", 1)
-    save_file({name: array.astype(np.float16) for name, array in bare(drawn).items()}, tmp_path / "half.safetensors")
+    save_file(
+        {name: array.astype(np.float16) for name, array in bare(drawn).items()},
+        tmp_path / "half.safetensors",
+    )
     read = initial_encoder("small", str(tmp_path / "half.safetensors"), 0)
     assert {array.dtype for array in read.values()} == {np.dtype(np.float32)}
     assert all(np.allclose(read[name], drawn[name], atol=1e-3) for name in drawn)
@@ -141,28 +167,47 @@ def refused(model: str, weights: object) -> UsageError:
 
 
 def test_a_pickled_file_is_never_read_and_the_remedy_says_how_to_convert_it(tmp_path: Path) -> None:
-    torch.save({name: torch.from_numpy(a) for name, a in backbones.draw("small", 0).items()}, tmp_path / "weights.pt")
+    torch.save(
+        {name: torch.from_numpy(a) for name, a in backbones.draw("small", 0).items()},
+        tmp_path / "weights.pt",
+    )
     error = refused("small", tmp_path / "weights.pt")
     assert "weights.pt is not a safetensors file" in error.what
     assert "safetensors.torch.save_file" in error.remedy
     assert "never read" in error.remedy
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"\xff" * 100, (2).to_bytes(8, "little") + b"[]"])
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage", b"\xff" * 100, (2).to_bytes(8, "little") + b"[]"]
+)
 def test_garbage_is_refused_by_its_name(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "garbage.safetensors").write_bytes(content)
-    assert "garbage.safetensors is not a safetensors file" in refused("small", tmp_path / "garbage.safetensors").what
+    assert (
+        "garbage.safetensors is not a safetensors file"
+        in refused("small", tmp_path / "garbage.safetensors").what
+    )
 
 
 def test_weights_in_a_type_that_numpy_does_not_have_are_refused(tmp_path: Path) -> None:
     """In a process of its own, as on a coordinator: onnx teaches numpy bfloat16."""
-    save_torch_file({"features.0.weight": torch.zeros(3, dtype=torch.bfloat16)}, tmp_path / "brain.safetensors")
-    reading = "import sys; from trainer.models import initial_weights as w; w.initial_encoder('small', sys.argv[1], 0)"
+    save_torch_file(
+        {"features.0.weight": torch.zeros(3, dtype=torch.bfloat16)}, tmp_path / "brain.safetensors"
+    )
+    reading = (
+        "import sys; from trainer.models import initial_weights as w; w.initial_encoder('small', "
+        "sys.argv[1], 0)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", reading, tmp_path / "brain.safetensors"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", reading, tmp_path / "brain.safetensors"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "UsageError: " in done.stderr
-    assert "brain.safetensors is not a safetensors file of weights (data type 'bfloat16'" in done.stderr
+    assert (
+        "brain.safetensors is not a safetensors file of weights (data type 'bfloat16'"
+        in done.stderr
+    )
     assert "save them as float32" in done.stderr
 
 
@@ -171,11 +216,16 @@ def test_weights_of_a_training_that_diverged_are_refused(value: float, tmp_path:
     arrays = backbones.draw("small", 0)
     arrays["features.0.bias"][3] = value
     save_file(arrays, tmp_path / "diverged.safetensors")
-    assert "diverged.safetensors holds NaN or infinity" in refused("small", tmp_path / "diverged.safetensors").what
+    assert (
+        "diverged.safetensors holds NaN or infinity"
+        in refused("small", tmp_path / "diverged.safetensors").what
+    )
 
 
 @pytest.mark.parametrize("weights", ["missing.safetensors", "Imagenet", "."])
-def test_a_file_that_is_not_there_is_named_with_what_else_there_is(weights: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named_with_what_else_there_is(
+    weights: str, tmp_path: Path
+) -> None:
     error = refused("small", tmp_path / weights)
     assert str(tmp_path / weights) in error.what
     assert "none, surface, imagenet or" in error.remedy
@@ -191,8 +241,12 @@ def test_a_file_of_another_model_is_refused_at_once(model: str, tmp_path: Path) 
     assert "another --model" in error.remedy
 
 
-@pytest.mark.parametrize("difference", ["another model", "a tensor missing", "a tensor too many", "another shape"])
-def test_a_network_refuses_an_encoder_that_is_not_its_own_and_names_a_tensor(difference: str) -> None:
+@pytest.mark.parametrize(
+    "difference", ["another model", "a tensor missing", "a tensor too many", "another shape"]
+)
+def test_a_network_refuses_an_encoder_that_is_not_its_own_and_names_a_tensor(
+    difference: str,
+) -> None:
     tensors = to_tensors(initial_encoder("small", "none", 0))
     match difference:
         case "another model":
@@ -233,7 +287,8 @@ def test_a_model_without_imagenet_weights_says_which_have_some() -> None:
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No connection, and an empty folder as torch's cache."""
-    nobody = urllib.request.ProxyHandler({"https": "http://127.0.0.1:9"})  # the discard port: connections are refused
+    # the discard port: connections are refused
+    nobody = urllib.request.ProxyHandler({"https": "http://127.0.0.1:9"})
     urllib.request.install_opener(urllib.request.build_opener(nobody))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     yield tmp_path
@@ -266,7 +321,9 @@ def test_a_texture_network_without_a_connection_is_sent_to_no_weights_that_it_do
 
 
 @pytest.mark.usefixtures("offline")
-def test_what_torch_says_of_a_download_is_not_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_torch_says_of_a_download_is_not_on_standard_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     refused("fedtfi_small", "imagenet")
     said = capsys.readouterr()
     assert said.out == ""
@@ -291,7 +348,9 @@ def test_imagenet_weights_in_the_cache_are_the_default_without_a_connection(offl
     assert choose_weights("mobilenet_v2") == "imagenet"
 
 
-def test_without_torch_the_weights_that_come_with_the_package_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_weights_that_come_with_the_package_are_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert choose_weights("mobilenet_v2") == "surface"
     assert choose_weights("efficientnet_lite0") == "imagenet"
@@ -299,7 +358,9 @@ def test_without_torch_the_weights_that_come_with_the_package_are_the_default(mo
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("model", SHIPPED)
-def test_the_weights_in_the_package_are_the_models_and_no_draw(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_in_the_package_are_the_models_and_no_draw(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     shipped = initial_encoder(model, SHIPPED[model].weights, 0)
     monkeypatch.setitem(sys.modules, "torch", torch)

@@ -15,8 +15,12 @@ def test_at_epsilon_zero_delta_is_the_total_variation(distance: float) -> None:
     assert noise_delta(distance, 0) == pytest.approx(erf(distance / 2 / sqrt(2)), rel=1e-9)
 
 
-@pytest.mark.parametrize(("distance", "epsilon"), [(0.1, 0.2), (1.0, 1.0), (1.0, 4.0), (4.0, 9.0), (12.0, 80.0)])
-def test_delta_is_the_integral_of_what_one_density_has_more_than_the_others(distance: float, epsilon: float) -> None:
+@pytest.mark.parametrize(
+    ("distance", "epsilon"), [(0.1, 0.2), (1.0, 1.0), (1.0, 4.0), (4.0, 9.0), (12.0, 80.0)]
+)
+def test_delta_is_the_integral_of_what_one_density_has_more_than_the_others(
+    distance: float, epsilon: float
+) -> None:
     x, width = np.linspace(-40, 60, 2_000_001, retstep=True)
     log_p, log_q = -(x**2) / 2, -((x - distance) ** 2) / 2
     excess = np.maximum(0, np.exp(log_q) - np.exp(epsilon + log_p)) / sqrt(2 * np.pi)
@@ -32,8 +36,11 @@ def test_delta_is_the_integral_of_what_one_density_has_more_than_the_others(dist
         ([(72, 1 / 8), (2, 1 / 2)], 5.8124),
     ],
 )
-def test_epsilon_is_what_another_accountant_says(releases: list[tuple[int, float]], epsilon: float) -> None:
-    """Google's dp-accounting 0.6.0 (PLDAccountant) at delta 1e-5, of so many releases of a distance each.
+def test_epsilon_is_what_another_accountant_says(
+    releases: list[tuple[int, float]], epsilon: float
+) -> None:
+    """Google's dp-accounting 0.6.0 (PLDAccountant) at delta 1e-5,
+    of so many releases of a distance each.
 
     Opacus 1.6.0 says 7.340 of the second by its PRV accountant, and 7.884 by Renyi's bound.
     """

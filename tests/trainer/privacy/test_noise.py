@@ -16,7 +16,9 @@ def test_numbers_are_normal_and_none_tells_of_another() -> None:
     for limit, share in ((1.0, 0.3173), (2.0, 0.0455), (3.0, 0.0027)):
         assert (np.abs(drawn) > limit).mean() == pytest.approx(share, rel=0.05)
     assert np.abs(np.corrcoef(drawn) - np.eye(8)).max() < 0.02
-    assert abs(np.corrcoef(drawn[:, :50_000].ravel(), drawn[:, 50_000:100_000].ravel())[0, 1]) < 0.01
+    assert (
+        abs(np.corrcoef(drawn[:, :50_000].ravel(), drawn[:, 50_000:100_000].ravel())[0, 1]) < 0.01
+    )
 
 
 def test_the_same_key_draws_the_same_and_every_part_of_it_counts() -> None:

@@ -23,14 +23,18 @@ def patches(seed: int, mix: int = 1) -> tuple[Floats, ChannelStatistics]:
     """[500, mix, C, m, m] with channels of very different deviations, and their measure."""
     deviation = np.array([0.1, 1, 30], np.float32)
     mean = np.array([5, 0, -40], np.float32)
-    values = generator(seed, "patches").standard_normal((500, mix, 3, 2, 2)) * deviation[:, None, None]
+    values = (
+        generator(seed, "patches").standard_normal((500, mix, 3, 2, 2)) * deviation[:, None, None]
+    )
     return (values + mean[:, None, None]).astype(np.float32), ChannelStatistics(mean, deviation)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_without_protection_patches_leave_as_they_are(seed: int) -> None:
     values, measure = patches(seed)
-    np.testing.assert_array_equal(protect(values, measure, Protection(), generator(seed)), values[:, 0])
+    np.testing.assert_array_equal(
+        protect(values, measure, Protection(), generator(seed)), values[:, 0]
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -43,13 +47,17 @@ def test_noise_is_measured_in_standard_deviations_of_each_channel(seed: int) -> 
 
 def test_the_same_generator_gives_the_same_noise_and_another_one_other_noise() -> None:
     values, measure = patches(0)
-    first, same, other = (protect(values, measure, Protection(noise=1), generator(seed)) for seed in (1, 1, 2))
+    first, same, other = (
+        protect(values, measure, Protection(noise=1), generator(seed)) for seed in (1, 1, 2)
+    )
     assert (first == same).all()
     assert (first != other).all()
 
 
 @pytest.mark.parametrize("levels", [2, 3, 16])
-def test_a_value_becomes_the_nearest_of_evenly_spread_levels_or_the_last_one_within_the_range(levels: int) -> None:
+def test_a_value_becomes_the_nearest_of_evenly_spread_levels_or_the_last_one_within_the_range(
+    levels: int,
+) -> None:
     values, measure = patches(3)
     sent = protect(values, measure, Protection(levels=levels), generator(0))
     for channel, (mean, deviation) in enumerate(zip(*measure, strict=True)):
@@ -90,7 +98,11 @@ def test_the_images_of_a_mixture_are_different_ones_of_one_label(mix: int, seed:
         ({"levels": 4}, {"levels": "8", "mix": "1"}, ""),
         ({"levels": 16}, {"levels": "8"}, "levels=8 or fewer"),
         ({}, {"levels": "8"}, "levels=8 or fewer"),
-        ({"mix": 2, "noise": 1.0}, {"noise": "1.5", "mix": "3"}, "mix=3 or more, noise=1.5 or more"),
+        (
+            {"mix": 2, "noise": 1.0},
+            {"noise": "1.5", "mix": "3"},
+            "mix=3 or more, noise=1.5 or more",
+        ),
     ],
 )
 def test_what_a_node_demands_is_met_by_as_much_or_more(
@@ -119,7 +131,9 @@ def test_the_measure_of_maps_is_each_channels() -> None:
     np.testing.assert_allclose(deviation, [maps[:, c].std() for c in range(4)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", [{"noise": -0.1}, {"levels": -2}, {"mix": 0}, {"noise": 1, "nois": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"noise": -0.1}, {"levels": -2}, {"mix": 0}, {"noise": 1, "nois": 1}]
+)
 def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, Protection)

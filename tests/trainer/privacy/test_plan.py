@@ -18,7 +18,9 @@ from trainer.privacy.plan import describe, make_privacy, planned_epsilon, square
 
 def drafted(method: str, privacy: Mapping[str, str], **changes: Any) -> Spec:
     training = {"batch_norm": "eval", "local_epochs": 2}
-    asked = Request(method, model="small", weights="none", size=16, training=training, privacy=privacy)
+    asked = Request(
+        method, model="small", weights="none", size=16, training=training, privacy=privacy
+    )
     return draft(asked._replace(**changes), federation="steel", classes=CLASSES, nodes=3)[0]
 
 
@@ -30,7 +32,9 @@ PRIVATE = ("afedcl_plus", "fedavg", "fedbn", "fedper", "fedprox", "fedrep", "fen
 def test_noise_follows_from_an_epsilon_and_spends_no_more(method: str, epsilon: str) -> None:
     spec = drafted(method, {"epsilon": epsilon}, **({} if method == "gaussian" else {"rounds": 4}))
     assert float(epsilon) * 0.998 < planned_epsilon(spec) <= float(epsilon)
-    assert f"spends epsilon {epsilon} of each of its training images, at delta 1e-05" in describe(spec)
+    assert f"spends epsilon {epsilon} of each of its training images, at delta 1e-05" in describe(
+        spec
+    )
 
 
 def test_a_round_of_training_is_as_many_releases_as_steps_and_sums_are_one() -> None:
@@ -68,7 +72,9 @@ def test_of_every_method_it_is_known_whether_it_can_be_private() -> None:
 
 
 @pytest.mark.parametrize("method", REFUSED)
-def test_a_method_in_which_noise_could_hide_no_image_is_refused_with_the_reason(method: str) -> None:
+def test_a_method_in_which_noise_could_hide_no_image_is_refused_with_the_reason(
+    method: str,
+) -> None:
     texture = {"model": "tel_small", "size": 0} if method == "fedtfi" else {}
     with pytest.raises(UsageError, match="cannot be private: " + REFUSED[method]) as caught:
         drafted(method, {"epsilon": "3"}, **texture)
@@ -81,7 +87,10 @@ def test_an_adversary_sees_images_in_more_than_one_gradient_also_where_images_co
 
 
 def test_batch_statistics_cannot_be_private() -> None:
-    method, first = make("fedavg", Training(), {}), {"encoder.norm.running_var": np.ones(3, np.float32)}
+    method, first = (
+        make("fedavg", Training(), {}),
+        {"encoder.norm.running_var": np.ones(3, np.float32)},
+    )
     make_privacy({"epsilon": "3"}, method, 3, Training(batch_norm="eval"), first)
     with pytest.raises(UsageError, match="BatchNorm with the statistics of a batch") as caught:
         make_privacy({"epsilon": "3"}, method, 3, Training(batch_norm="train"), first)
@@ -89,7 +98,9 @@ def test_batch_statistics_cannot_be_private() -> None:
 
 
 @pytest.mark.parametrize("options", [{"dimensions": 8}, {"others": "efficientnet_lite0"}])
-def test_sums_of_several_encoders_or_of_projected_features_have_no_private_form(options: dict[str, Any]) -> None:
+def test_sums_of_several_encoders_or_of_projected_features_have_no_private_form(
+    options: dict[str, Any],
+) -> None:
     with pytest.raises(UsageError, match="have no private form with these options"):
         drafted("gaussian", {"epsilon": "3"}, options=options)
 
@@ -108,6 +119,8 @@ def test_sums_of_several_encoders_or_of_projected_features_have_no_private_form(
         ("afedcl_plus", {"noise": "10"}, "needs either an epsilon, or the noise"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(method: str, privacy: dict[str, str], why: str) -> None:
+def test_settings_that_mean_nothing_are_refused(
+    method: str, privacy: dict[str, str], why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
         drafted(method, privacy)

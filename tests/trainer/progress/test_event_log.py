@@ -1,4 +1,6 @@
-"""What a federation's server reports is on its disk with the time, and nothing of a disk's troubles reaches it."""
+"""What a federation's server reports is on its disk with the time,
+and nothing of a disk's troubles reaches it.
+"""
 
 from pathlib import Path
 
@@ -40,13 +42,21 @@ def test_what_has_no_place_in_a_history_is_passed_on_only(tmp_path: Path) -> Non
 
 
 def test_a_transfer_is_logged_once_however_often_it_is_told(tmp_path: Path) -> None:
-    sending = [Activity(node="a", round=1, what="sending", done=done, total=9) for done in (0, 4, 9)]
+    sending = [
+        Activity(node="a", round=1, what="sending", done=done, total=9) for done in (0, 4, 9)
+    ]
     other = Activity(node="b", round=1, what="sending", total=9)
     log(tmp_path, *sending, other, Activity(node="a", round=2, what="sending", total=9))
-    assert events(tmp_path) == [sending[0], other, Activity(node="a", round=2, what="sending", total=9)]
+    assert events(tmp_path) == [
+        sending[0],
+        other,
+        Activity(node="a", round=2, what="sending", total=9),
+    ]
 
 
-def test_it_is_read_on_from_where_it_was_read_to_and_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_it_is_read_on_from_where_it_was_read_to_and_a_line_only_when_it_is_whole(
+    tmp_path: Path,
+) -> None:
     log(tmp_path, JOINED)
     found, end = event_log.read(tmp_path)
     log(tmp_path, NOTE)

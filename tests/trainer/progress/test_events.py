@@ -53,7 +53,13 @@ STORY: list[AnyEvent] = [
     Contribution(node="plant-2", round=1, weight=0.6931471805599453, bytes=9_000_000),
     Measured(node="plant-2", round=1, metrics={"L_D": 0.6931, "A_k": 0.5}),
     Contribution(node="plant-1", round=1, weight=0.25, bytes=512),
-    RoundClosed(round=1, contributors=["plant-1", "plant-2"], seconds=32.14, bytes_up=9_000_512, bytes_down=512),
+    RoundClosed(
+        round=1,
+        contributors=["plant-1", "plant-2"],
+        seconds=32.14,
+        bytes_up=9_000_512,
+        bytes_down=512,
+    ),
     RoundOpened(round=2),
     Measured(node="plant-1", round=1, metrics={"L_D": 0.25}),
     NodeRefused(node="mallory", round=2, reason="tensor encoder.weight is [int64], [/not] float32"),
@@ -67,7 +73,14 @@ STORY: list[AnyEvent] = [
     Late(node="plant-3", round=2),
     FederationFinished(rounds=2, bytes_up=9_005_512, bytes_down=3_000_000_000, seconds=63.2),
     Exported(node="plant-1", folder="bundles/plant-1", bytes=245_000, difference=1.2e-7),
-    CellFinished(done=2, total=9, cell="fedavg, NEU-CLS disjoint 10, seed 0", accuracy=0.912, seconds=31, left=600),
+    CellFinished(
+        done=2,
+        total=9,
+        cell="fedavg, NEU-CLS disjoint 10, seed 0",
+        accuracy=0.912,
+        seconds=31,
+        left=600,
+    ),
     Result(result={"model": "global.safetensors"}),
 ]
 LINES = """
@@ -124,7 +137,9 @@ def test_a_line_that_learns_has_a_line_now_and_then_and_one_at_its_end() -> None
         show(Learning(node="coordinator", round=round_, rounds=30, rate=1, loss=0.5))
         show(Learning(node="coordinator", round=round_, rounds=30, rate=1, loss=0.5))
     said = [line[9:] for line in stream.getvalue().splitlines()]
-    assert said == [f"round {each} of 30: loss 0.500, 1.0 rounds per second" for each in (1, 11, 21, 30)]
+    assert said == [
+        f"round {each} of 30: loss 0.500, 1.0 rounds per second" for each in (1, 11, 21, 30)
+    ]
 
 
 def test_training_alone_after_the_last_round_has_a_line_now_and_then_and_one_at_its_end() -> None:
@@ -163,7 +178,9 @@ def test_every_event_is_flushed_when_it_happens() -> None:
     assert raw.getvalue().endswith(b" plant-1 joined\n")
 
 
-def test_json_goes_to_standard_output_and_a_log_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_goes_to_standard_output_and_a_log_to_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with progress.reporter(as_json=True) as report:
         told(report, STORY)
     out, err = capsys.readouterr()
@@ -176,13 +193,18 @@ def test_json_goes_to_standard_output_and_a_log_to_standard_error(capsys: pytest
     assert out == ""
 
 
-def test_quiet_shows_nothing_and_as_json_the_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_shows_nothing_and_as_json_the_result_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with progress.reporter(as_json=False, quiet=True) as report:
         told(report, STORY)
     assert capsys.readouterr() == ("", "")
     with progress.reporter(as_json=True, quiet=True) as report:
         told(report, STORY)
-    assert capsys.readouterr() == ('{"event":"Result","result":{"model":"global.safetensors"}}\n', "")
+    assert capsys.readouterr() == (
+        '{"event":"Result","result":{"model":"global.safetensors"}}\n',
+        "",
+    )
 
 
 # In a log
@@ -199,7 +221,10 @@ def test_a_round_of_which_nothing_is_known_is_closed_without_a_list() -> None:
 
 
 def test_a_round_for_statistics_is_said_to_be_one() -> None:
-    """Also after rounds whose metrics are known, which are not its own. A node knows of its own sums alone."""
+    """Also after rounds whose metrics are known, which are not its own.
+
+    A node knows of its own sums alone.
+    """
     measured = Measured(node="a", round=1, metrics={"L_C": 0.5})
     closed = RoundClosed(round=2, contributors=["a", "b"], seconds=0.5, sums=True)
     assert log([measured, closed]) == ["round 2 closed after 0.5 s: sums of 2 nodes, no training"]
@@ -208,13 +233,18 @@ def test_a_round_for_statistics_is_said_to_be_one() -> None:
 
 
 def test_nodes_that_tell_no_metrics_are_known_by_the_range_of_their_weights() -> None:
-    offered = [Contribution(node=node, round=1, weight=weight, bytes=1) for node, weight in (("a", 0.25), ("b", 0.75))]
+    offered = [
+        Contribution(node=node, round=1, weight=weight, bytes=1)
+        for node, weight in (("a", 0.25), ("b", 0.75))
+    ]
     closed = RoundClosed(round=1, contributors=["a", "b"], seconds=0.5)
     assert log([*offered, closed]) == ["round 1 closed after 0.5 s: weights 0.250 to 0.750"]
 
 
 def rounds(count: int) -> list[AnyEvent]:
-    return [RoundClosed(round=number, contributors=["a"], seconds=0.1) for number in range(1, count + 1)]
+    return [
+        RoundClosed(round=number, contributors=["a"], seconds=0.1) for number in range(1, count + 1)
+    ]
 
 
 def test_of_many_rounds_some_have_a_line_the_first_and_the_last_among_them() -> None:
@@ -242,7 +272,10 @@ def test_a_hundred_nodes_join_in_a_few_lines() -> None:
 
 
 def test_a_pause_without_names_waits_for_more_nodes_and_one_with_many_names_a_few() -> None:
-    assert progress.format_event(Paused(round=3, waiting_for=[])) == "round 3 waits for more nodes to come back"
+    assert (
+        progress.format_event(Paused(round=3, waiting_for=[]))
+        == "round 3 waits for more nodes to come back"
+    )
     many = Paused(round=3, waiting_for=list("abcdefgh"))
     assert progress.format_event(many) == "round 3 waits for a, b, c, d, e and 3 more to come back"
 
@@ -254,7 +287,8 @@ def test_the_time_left_counts_down_and_one_long_round_does_not_make_it_jump() ->
     clock = Clock()
     remaining = RemainingTime(10, clock)
     remaining.close_round(1, 20)
-    assert remaining.seconds is None  # the first round loads and warms up: of a short one nothing follows
+    # the first round loads and warms up: of a short one nothing follows
+    assert remaining.seconds is None
     for number in (2, 3, 4):
         remaining.close_round(number, 5)
     assert remaining.seconds == 30
@@ -275,16 +309,24 @@ def test_of_long_rounds_the_first_already_tells_something() -> None:
 
 
 def test_whose_contribution_is_limited_is_in_the_event_and_told_once() -> None:
-    """A node of which most counts is as most are: under AFedCL all weights differ by a few per cent."""
+    """A node of which most counts is as most are:
+    under AFedCL all weights differ by a few per cent.
+    """
     events: list[AnyEvent] = []
     reporter = RoundReporter(events.append, lambda: (0, 0))
     limited = {"a": {"weight": 0.25, "update": 1.0}, "b": {"weight": 0.98, "update": 0.9}}
     for round_ in (1, 2):
         reporter.open(round_)
         reporter.close(["a", "b", "c"], limited=limited)
-    assert [event.limited for event in events if isinstance(event, RoundClosed)] == [limited, limited]
+    assert [event.limited for event in events if isinstance(event, RoundClosed)] == [
+        limited,
+        limited,
+    ]
     assert [event.text for event in events if isinstance(event, Note)] == [
-        "round 1: 25% of the weight of a counts, and 100% of its update: both are limited to the median of all nodes"
+        (
+            "round 1: 25% of the weight of a counts, and 100% of its update: both are limited to "
+            "the median of all nodes"
+        )
     ]
 
 
@@ -299,7 +341,10 @@ def test_the_bytes_of_all_rounds_add_up_to_what_has_travelled() -> None:
         reporter.close(["a"])
         moved["down"] += 1
     closed = [event for event in events if isinstance(event, RoundClosed)]
-    assert [(event.round, event.bytes_up, event.bytes_down) for event in closed] == [(1, 5, 10), (2, 5, 1)]
+    assert [(event.round, event.bytes_up, event.bytes_down) for event in closed] == [
+        (1, 5, 10),
+        (2, 5, 1),
+    ]
 
 
 def test_an_activity_is_told_when_it_changes_and_travelling_bytes_once_a_second() -> None:
@@ -320,7 +365,12 @@ def test_an_activity_is_told_when_it_changes_and_travelling_bytes_once_a_second(
 # On a board
 
 
-def board(events: list[AnyEvent], width: int, height: int = 24, clock: Callable[[], float] = Clock()) -> list[str]:  # noqa: B008
+def board(
+    events: list[AnyEvent],
+    width: int,
+    height: int = 24,
+    clock: Callable[[], float] = Clock(),  # noqa: B008
+) -> list[str]:
     shown = Board(clock=clock)
     for event in events:
         shown.update(event)
@@ -354,7 +404,9 @@ BUSY: list[AnyEvent] = [
         (120, "node round state L_C L_D L_F A_k accuracy up down"),
     ],
 )
-def test_the_width_of_the_terminal_decides_which_columns_there_are(width: int, columns: str) -> None:
+def test_the_width_of_the_terminal_decides_which_columns_there_are(
+    width: int, columns: str
+) -> None:
     title, first, second, _ = board(BUSY, width)
     assert title.split() == columns.split()
     assert first.split()[:4] == ["plant-1", "1", "receiving", "50%"]
@@ -376,7 +428,9 @@ def test_a_long_name_keeps_both_ends() -> None:
 
 
 def test_nodes_are_in_natural_order_and_those_beyond_the_screen_are_counted() -> None:
-    many: list[AnyEvent] = [Activity(node=f"plant-{number}", round=1, what="training") for number in range(1, 41)]
+    many: list[AnyEvent] = [
+        Activity(node=f"plant-{number}", round=1, what="training") for number in range(1, 41)
+    ]
     many += [Activity(node="plant-40", round=1, what="sending"), NodeLost(node="plant-39", round=1)]
     lines = board(many, 80, 24)
     assert [line.split()[0] for line in lines[1:4]] == ["plant-1", "plant-2", "plant-3"]
@@ -407,7 +461,9 @@ def test_a_grid_shows_how_many_cells_are_done_and_counts_down() -> None:
     clock.now += 120
     (line,) = drawn(shown, 60)
     assert re.fullmatch("2 of 9 done ━+[╸ ]+ 8 min left", line)
-    shown.update(CellFinished(done=9, total=9, cell="fedavg, seed 1", accuracy=0.9, seconds=31, left=0.0))
+    shown.update(
+        CellFinished(done=9, total=9, cell="fedavg, seed 1", accuracy=0.9, seconds=31, left=0.0)
+    )
     assert drawn(shown, 20)[0].startswith("9 of 9 done")
 
 
@@ -420,7 +476,19 @@ def test_a_finished_federation_keeps_its_table() -> None:
 # In a real terminal
 
 
-SIMULATE = ("--method", "afedcl", "--model", "small", "--size", 32, "--nodes", 3, "--samples", 6, "--rounds")
+SIMULATE = (
+    "--method",
+    "afedcl",
+    "--model",
+    "small",
+    "--size",
+    32,
+    "--nodes",
+    3,
+    "--samples",
+    6,
+    "--rounds",
+)
 
 
 @pytest.fixture(scope="module")
@@ -436,7 +504,9 @@ def test_a_terminal_shows_the_board_and_follows_its_width(images: Path) -> None:
     assert "L_C    L_D    L_F" in terminal.text
     terminal.resize(40)
     terminal.read_until_round(shown + 5)
-    assert re.findall("^node .*", terminal.text, re.MULTILINE) == ["node     round  state           accuracy"]
+    assert re.findall("^node .*", terminal.text, re.MULTILINE) == [
+        "node     round  state           accuracy"
+    ]
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.read_to_end() == 130
     assert not terminal.screen.cursor.hidden

@@ -1,4 +1,6 @@
-"""What a node did when is on its disk: whole, in order, bounded, and only of the run that it is in."""
+"""What a node did when is on its disk: whole, in order, bounded,
+and only of the run that it is in.
+"""
 
 import time
 from pathlib import Path
@@ -31,7 +33,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def found(folder: Path, run: str = RUN) -> list[tuple[int, str, float, float]]:
     """Round, activity, begin and end; times since the clock's start."""
     return [
-        (span.round, span.activity, round(span.begin - 1_700_000_000, 3), round(span.end - 1_700_000_000, 3))
+        (
+            span.round,
+            span.activity,
+            round(span.begin - 1_700_000_000, 3),
+            round(span.end - 1_700_000_000, 3),
+        )
         for span in read_spans(folder, run)
     ]
 
@@ -73,7 +80,9 @@ def test_what_has_begun_for_a_round_does_not_begin_again_but_another_round_takes
     assert found(tmp_path) == [(1, "sending", 0, 2), (3, "sending", 3, 4)]
 
 
-def test_what_has_not_begun_does_not_end_and_what_took_no_time_is_not_told(clock: Clock, tmp_path: Path) -> None:
+def test_what_has_not_begun_does_not_end_and_what_took_no_time_is_not_told(
+    clock: Clock, tmp_path: Path
+) -> None:
     record = Timeline(tmp_path, RUN)
     record.end("waiting")
     record.begin("waiting", 1)
@@ -81,7 +90,9 @@ def test_what_has_not_begun_does_not_end_and_what_took_no_time_is_not_told(clock
     assert found(tmp_path) == []
 
 
-def test_a_clock_that_is_set_while_the_node_runs_turns_no_span_around(clock: Clock, tmp_path: Path) -> None:
+def test_a_clock_that_is_set_while_the_node_runs_turns_no_span_around(
+    clock: Clock, tmp_path: Path
+) -> None:
     record = Timeline(tmp_path, RUN)
     record.begin("training", 1)
     clock.passes(2)
@@ -90,7 +101,9 @@ def test_a_clock_that_is_set_while_the_node_runs_turns_no_span_around(clock: Clo
     assert found(tmp_path) == [(1, "training", 0, 2)]
 
 
-def test_a_restarted_node_goes_on_and_the_time_between_is_nobodys(clock: Clock, tmp_path: Path) -> None:
+def test_a_restarted_node_goes_on_and_the_time_between_is_nobodys(
+    clock: Clock, tmp_path: Path
+) -> None:
     record = Timeline(tmp_path, RUN)
     record.begin("waiting", 1)
     clock.passes(1)

@@ -32,7 +32,9 @@ BROADCASTS = [Blob(letter * 64, 9) for letter in "bcd"]
 KEYS = FederationKeys("steel")
 
 
-def coordinate(folder: Path, *, weight: float = 1.0, members: Sequence[str] = ("plant-a", "plant-b")) -> str:
+def coordinate(
+    folder: Path, *, weight: float = 1.0, members: Sequence[str] = ("plant-a", "plant-b")
+) -> str:
     """A finished run of two rounds in a coordinator's folder."""
     spec = msgspec.structs.replace(drafted()[0], run="a" * 16)
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,8 +60,14 @@ def bundle_of(folder: Path, run: str, head: RecordHead, keys: FederationKeys = K
     signing = Signing(keys.keys["plant-a"], keys.charter(), broadcast, soon(days=90))
     provenance = msgspec.structs.replace(PROVENANCE, record=head)
     tiny_bundle(
-        folder, node="plant-a", federation="steel", run=run, round_=2, signing=signing, provenance=provenance
-    )  # fmt: skip
+        folder,
+        node="plant-a",
+        federation="steel",
+        run=run,
+        round_=2,
+        signing=signing,
+        provenance=provenance,
+    )
     return folder
 
 
@@ -70,17 +78,27 @@ def made(tmp_path: Path) -> dict[str, Path]:
     export(tmp_path / "coordinator", tmp_path / "steel.record", KEYS.kit("coordinator"))
     bundle = bundle_of(tmp_path / "plant-a", run, newest_head(tmp_path / "coordinator"))
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(KEYS.trust()))
-    return {"state": tmp_path / "coordinator", "record": tmp_path / "steel.record", "bundle": bundle}
+    return {
+        "state": tmp_path / "coordinator",
+        "record": tmp_path / "steel.record",
+        "bundle": bundle,
+    }
 
 
 def false(*paths: Path, **options: Any) -> list[str]:
     return [each.refused.what for each in verify(paths, KEYS.trust(), **options) if each.refused]
 
 
-def test_record_and_bundle_are_verified_with_their_signatures_and_against_each_other(made: dict[str, Path]) -> None:
+def test_record_and_bundle_are_verified_with_their_signatures_and_against_each_other(
+    made: dict[str, Path],
+) -> None:
     record, bundle, state = verify([made["record"], made["bundle"], made["state"]], KEYS.trust())
     assert not any(each.refused for each in (record, bundle, state))
-    assert [record.kind, bundle.kind, state.kind] == ["record of a coordinator", "bundle", "record of a coordinator"]
+    assert [record.kind, bundle.kind, state.kind] == [
+        "record of a coordinator",
+        "bundle",
+        "record of a coordinator",
+    ]
     assert record.verified == [
         "each of 4 entries follows the one before",
         "coordinator, a member of federation steel, has signed its head",
@@ -88,7 +106,9 @@ def test_record_and_bundle_are_verified_with_their_signatures_and_against_each_o
     ]
     assert record.not_verified == []
     assert "  plant-a contributed to rounds 1-2" in record.says
-    assert any("plant-a, a member of federation steel, has signed it" in text for text in bundle.verified)
+    assert any(
+        "plant-a, a member of federation steel, has signed it" in text for text in bundle.verified
+    )
     assert any("the coordinator has signed the broadcast" in text for text in bundle.verified)
     assert any("plant-a contributed to rounds 1-2 there" in text for text in bundle.verified)
     assert any("could have written all of it anew" in text for text in state.not_verified)
@@ -102,7 +122,8 @@ def test_without_a_trust_file_no_signature_counts_and_that_is_said(made: dict[st
 
 
 @pytest.mark.parametrize(
-    "change", [{"weight": 2.0}, {"members": ["plant-b"]}, {"members": ["plant-a", "plant-b", "plant-c"]}]
+    "change",
+    [{"weight": 2.0}, {"members": ["plant-b"]}, {"members": ["plant-a", "plant-b", "plant-c"]}],
 )
 def test_a_coordinator_that_rewrites_its_history_is_noticed_by_whoever_has_a_bundle(
     tmp_path: Path, made: dict[str, Path], change: dict[str, Any]
@@ -116,7 +137,9 @@ def test_a_coordinator_that_rewrites_its_history_is_noticed_by_whoever_has_a_bun
         assert f"the record {rewritten} is not the one that {made['bundle']} was made under" in what
 
 
-def test_a_run_that_was_removed_from_the_record_is_missed_by_its_bundle(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_that_was_removed_from_the_record_is_missed_by_its_bundle(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
     spec, _ = drafted(seed=2)
     (tmp_path / "other").mkdir()
     written = Journal(tmp_path / "other")
@@ -133,7 +156,9 @@ def test_newest_entries_that_were_removed_are_missed_by_a_bundle_and_by_a_kept_h
     head = newest_head(made["state"])
     assert false(made["record"], heads=[head.digest]) == []
     lines = made["record"].read_bytes().splitlines()[:-2]
-    seal = {"head": {"entries": 3, "digest": hash_chain.head_of(lines[-1], 3).digest, "signature": ""}}
+    seal = {
+        "head": {"entries": 3, "digest": hash_chain.head_of(lines[-1], 3).digest, "signature": ""}
+    }
     made["record"].write_bytes(b"\n".join([*lines, hash_chain.encode({"seal": seal}), b""]))
     assert false(made["record"]) == []
     (what,) = false(made["record"], made["bundle"])
@@ -195,7 +220,9 @@ def test_a_bundle_that_another_key_has_signed_is_refused(tmp_path: Path) -> None
     assert "cannot be relied on" in what
 
 
-def test_a_changed_bundle_and_one_of_an_unsigned_federation(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_changed_bundle_and_one_of_an_unsigned_federation(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
     (made["bundle"] / "model.onnx").write_bytes(b"other")
     assert "model.onnx" in false(made["bundle"])[0]
     tiny_bundle(tmp_path / "unsigned")
@@ -240,9 +267,17 @@ def test_a_personal_model_is_verified_by_its_checksums_and_its_coordinators_sign
     broadcast = KEYS.broadcast(run=run, round=2, digest=BROADCASTS[2].digest, record=head)
     folder = tmp_path / "node" / "model"
     folder.mkdir(parents=True)
-    facts = {"federation": "steel", "run": run, "round": 2, "node": "plant-b", "broadcast": broadcast}
+    facts = {
+        "federation": "steel",
+        "run": run,
+        "round": 2,
+        "node": "plant-b",
+        "broadcast": broadcast,
+    }
     (folder / "personal.json").write_bytes(msgspec.json.encode(facts))
-    (folder / "SHA256SUMS").write_text(f"{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()}  personal.json\n")
+    (folder / "SHA256SUMS").write_text(
+        f"{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()}  personal.json\n"
+    )
     model, record = verify([tmp_path / "node", made["record"]], KEYS.trust())
     assert not model.refused
     assert any("the coordinator has signed" in text for text in model.verified)
@@ -278,11 +313,18 @@ def test_any_byte_of_a_signed_record_that_changes_is_noticed(
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{}\n", b"\x80\x04N.", b"[" * 1_000_000 + b"\n", b'{"seal":3}\n', b'{"seal":{}}\n', b'{"seal":[]}\n',
-        b'{"seal":' * 5000 + b"\n", bytes(1 << 20),
+        b"",
+        b"{}\n",
+        b"\x80\x04N.",
+        b"[" * 1_000_000 + b"\n",
+        b'{"seal":3}\n',
+        b'{"seal":{}}\n',
+        b'{"seal":[]}\n',
+        b'{"seal":' * 5000 + b"\n",
+        bytes(1 << 20),
     ],
     ids=lambda content: repr(content[:12]),
-)  # fmt: skip
+)
 def test_a_hostile_file_is_refused_with_a_remedy(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "record").write_bytes(content)
     (result,) = verify([tmp_path / "record"])
@@ -294,12 +336,23 @@ def test_a_hostile_file_is_refused_with_a_remedy(tmp_path: Path, content: bytes)
 @pytest.mark.parametrize(
     "fact",
     [
-        {"what": "round closed", "run": "a" * 16}, {"what": "run begun", "run": 3}, {"what": "activated"},
-        {"what": "run ended", "run": "a" * 16, "time": "x", "outcome": "finished"}, {"what": ["run begun"]},
-        {"what": "run begun", "run": "a" * 16, "time": "2026-01-01T00:00:00Z", "spec": {}, "broadcast": "a" * 64},
+        {"what": "round closed", "run": "a" * 16},
+        {"what": "run begun", "run": 3},
+        {"what": "activated"},
+        {"what": "run ended", "run": "a" * 16, "time": "x", "outcome": "finished"},
+        {"what": ["run begun"]},
+        {
+            "what": "run begun",
+            "run": "a" * 16,
+            "time": "2026-01-01T00:00:00Z",
+            "spec": {},
+            "broadcast": "a" * 64,
+        },
     ],
-)  # fmt: skip
-def test_entries_of_wrong_types_are_refused_and_name_the_entry(tmp_path: Path, fact: dict[str, Any]) -> None:
+)
+def test_entries_of_wrong_types_are_refused_and_name_the_entry(
+    tmp_path: Path, fact: dict[str, Any]
+) -> None:
     [(line, head)] = hash_chain.chain([fact])
     seal = hash_chain.encode({"seal": {"head": msgspec.to_builtins(head)}})
     (tmp_path / "record").write_bytes(line + b"\n" + seal + b"\n")
@@ -311,11 +364,16 @@ def test_entries_of_wrong_types_are_refused_and_name_the_entry(tmp_path: Path, f
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("manifest.json", '{"a":' * 100_000), ("manifest.json", ""), ("personal.json", '{"a":' * 100_000),
-        ("personal.json", "[]"), ("personal.json", '{"federation":"steel","federation":3}'),
+        ("manifest.json", '{"a":' * 100_000),
+        ("manifest.json", ""),
+        ("personal.json", '{"a":' * 100_000),
+        ("personal.json", "[]"),
+        ("personal.json", '{"federation":"steel","federation":3}'),
     ],
-)  # fmt: skip
-def test_a_hostile_bundle_or_model_is_refused_with_a_remedy(tmp_path: Path, name: str, content: str) -> None:
+)
+def test_a_hostile_bundle_or_model_is_refused_with_a_remedy(
+    tmp_path: Path, name: str, content: str
+) -> None:
     (tmp_path / name).write_text(content)
     (result,) = verify([tmp_path], KEYS.trust())
     assert result.refused
@@ -324,9 +382,13 @@ def test_a_hostile_bundle_or_model_is_refused_with_a_remedy(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../personal.json", "pipe", ""])
-def test_checksums_of_what_is_no_file_of_the_model_are_not_computed(tmp_path: Path, name: str) -> None:
+def test_checksums_of_what_is_no_file_of_the_model_are_not_computed(
+    tmp_path: Path, name: str
+) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "personal.json").write_text('{"federation":"steel","run":"a","round":1,"node":"plant-a"}')
+    (tmp_path / "personal.json").write_text(
+        '{"federation":"steel","run":"a","round":1,"node":"plant-a"}'
+    )
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
     assert "is missing" in false(tmp_path)[0]
 
@@ -353,7 +415,9 @@ def test_kinds_of_a_later_version_are_followed_and_told(tmp_path: Path) -> None:
     assert any("does not know" in text for text in result.not_verified)
 
 
-def test_the_command_tells_true_from_false_by_its_exit_code(made: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_tells_true_from_false_by_its_exit_code(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
     done = here("verify", made["record"], made["bundle"], "--trust", tmp_path / "plant-a.trust")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verified: coordinator, a member of federation steel, has signed its head" in done.stdout

@@ -8,7 +8,12 @@ from trainer.models import backbones
 from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
-from trainer.report.model_examination import _pick_correct, _pick_wrong, occlusion_map, overlay_heatmap
+from trainer.report.model_examination import (
+    _pick_correct,
+    _pick_wrong,
+    occlusion_map,
+    overlay_heatmap,
+)
 from trainer.training.personal_model import HeldOutPrediction
 
 
@@ -33,11 +38,15 @@ def test_logits_are_linear_in_what_a_personal_model_sees(model: str, kind: str) 
     images = torch.randn((2, 3, 64, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         features, logits = network.features(tensors, images), network.predict(tensors, images)
-    assert torch.allclose(network.linear(tensors, "classifier", features), logits, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(
+        network.linear(tensors, "classifier", features), logits, rtol=1e-4, atol=1e-4
+    )
 
 
 class Corner:
-    """A network whose first class is the brightness of the upper right corner, and whose second is nothing."""
+    """A network whose first class is the brightness of the upper right corner,
+    and whose second is nothing.
+    """
 
     def predict(self, _: object, images: torch.Tensor) -> torch.Tensor:
         corner = images[:, 0, :8, -8:].mean((1, 2))
@@ -75,16 +84,33 @@ def test_evidence_against_a_class_leaves_the_image_as_it_is() -> None:
 def verdicts(*told: tuple[str, str, float]) -> list[HeldOutPrediction]:
     return [
         HeldOutPrediction(
-            path=f"/{number}.png", digest=f"{number:064x}", label=label, verdict=verdict, confidence=confidence
+            path=f"/{number}.png",
+            digest=f"{number:064x}",
+            label=label,
+            verdict=verdict,
+            confidence=confidence,
         )
         for number, (label, verdict, confidence) in enumerate(told)
     ]
 
 
-def test_the_wrong_ones_that_are_shown_are_the_surest_and_the_right_ones_are_of_every_class() -> None:
+def test_the_wrong_ones_that_are_shown_are_the_surest_and_the_right_ones_of_every_class() -> None:
     judged = verdicts(
-        ("a", "a", 0.9), ("a", "a", 0.5), ("a", "a", 0.7), ("a", "a", 0.8), ("b", "b", 0.4),
-        ("a", "b", 0.6), ("b", "a", 0.99), ("b", "a", 0.5), ("a", "c", 0.7), ("a", "b", 0.3),
-    )  # fmt: skip
+        ("a", "a", 0.9),
+        ("a", "a", 0.5),
+        ("a", "a", 0.7),
+        ("a", "a", 0.8),
+        ("b", "b", 0.4),
+        ("a", "b", 0.6),
+        ("b", "a", 0.99),
+        ("b", "a", 0.5),
+        ("a", "c", 0.7),
+        ("a", "b", 0.3),
+    )
     assert [verdict.confidence for verdict in _pick_wrong(judged)] == [0.99, 0.7, 0.6, 0.5]
-    assert [(v.label, v.confidence) for v in _pick_correct(judged)] == [("a", 0.9), ("b", 0.4), ("a", 0.5), ("a", 0.7)]
+    assert [(v.label, v.confidence) for v in _pick_correct(judged)] == [
+        ("a", 0.9),
+        ("b", 0.4),
+        ("a", 0.5),
+        ("a", 0.7),
+    ]

@@ -1,4 +1,6 @@
-"""The report: one file about a run, complete in itself, whoever named the classes, and good in a real browser."""
+"""The report: one file about a run, complete in itself, whoever named the classes,
+and good in a real browser.
+"""
 
 import hashlib
 import re
@@ -36,9 +38,24 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulation")
     draw(folder / "images", 24, 0)
     result = here(
-        "simulate", "--data", folder / "images", "--method", "afedcl", "--model", "small", "--size", 32,
-        "--rounds", 2, "--nodes", 3, "--samples", 6, "--out", folder / "run",
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        folder / "images",
+        "--method",
+        "afedcl",
+        "--model",
+        "small",
+        "--size",
+        32,
+        "--rounds",
+        2,
+        "--nodes",
+        3,
+        "--samples",
+        6,
+        "--out",
+        folder / "run",
+    )
     assert result.returncode == 0, result.stderr
     return folder / "run"
 
@@ -68,11 +85,19 @@ def page_of(folder: Path, tmp_path: Path) -> str:
 
 def matrices(page: str) -> dict[str, list[list[int]]]:
     """The numbers of each confusion matrix, by its caption."""
-    found = re.findall(r'<caption class="hidden">Confusion matrix of (.*?)</caption>(.*?)</table>', page, re.DOTALL)
-    rows = {name: re.findall(r"<tr><th.*?</tr>", table.partition("<tbody>")[2], re.DOTALL) for name, table in found}
+    found = re.findall(
+        r'<caption class="hidden">Confusion matrix of (.*?)</caption>(.*?)</table>', page, re.DOTALL
+    )
+    rows = {
+        name: re.findall(r"<tr><th.*?</tr>", table.partition("<tbody>")[2], re.DOTALL)
+        for name, table in found
+    }
     return {
         name: [
-            [0 if cell == "·" else int(cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row, re.DOTALL)]
+            [
+                0 if cell == "·" else int(cell)
+                for cell in re.findall(r"<td.*?>(.*?)</td>", row, re.DOTALL)
+            ]
             for row in each
         ]
         for name, each in rows.items()
@@ -109,7 +134,9 @@ def test_a_simulations_report_tells_of_every_node_what_its_node_reportsay(
     assert "When each node did what" not in page
 
 
-def test_a_report_says_of_every_node_what_joining_was_worth(simulation: Path, simulated_page: Path) -> None:
+def test_a_report_says_of_every_node_what_joining_was_worth(
+    simulation: Path, simulated_page: Path
+) -> None:
     page = simulated_page.read_text()
     table = page.partition("Was it worth joining?")[2].partition("</table>")[0]
     nodes = load_run(simulation).report.nodes
@@ -119,7 +146,9 @@ def test_a_report_says_of_every_node_what_joining_was_worth(simulation: Path, si
         row = table.partition(node.name)[2].partition("</tr>")[0]
         for name in ("alone", "together", "mixed"):
             share = f"{100 * getattr(node.comparison, name).accuracy:.1f}"
-            assert (f"<strong>{share}</strong>" if name == node.comparison.deployed else f">{share}<") in row
+            assert (
+                f"<strong>{share}</strong>" if name == node.comparison.deployed else f">{share}<"
+            ) in row
         assert f"<td>{node.comparison.deployed}</td>" in row
         assert f"{100 * node.comparison.chosen.gain:+.1f}" in row
         for warning in node.comparison.warnings():
@@ -134,7 +163,9 @@ def test_the_command_says_where_the_page_is(federation: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_nodes_report_is_its_own_and_shows_when_it_did_what(federation: Path, tmp_path: Path) -> None:
+def test_a_nodes_report_is_its_own_and_shows_when_it_did_what(
+    federation: Path, tmp_path: Path
+) -> None:
     page = page_of(federation / "plant-a", tmp_path)
     assert "What plant-a learnt" in page
     assert "plant-b" not in page
@@ -144,10 +175,15 @@ def test_a_nodes_report_is_its_own_and_shows_when_it_did_what(federation: Path, 
     for activity in ("receiving", "training", "sending", "refining"):
         assert {span.round for span in spans if span.activity == activity} == {1, 2}
     for round_ in (1, 2):
-        of = {span.activity: span for span in spans if span.round == round_ and span.activity != "waiting"}
+        of = {
+            span.activity: span
+            for span in spans
+            if span.round == round_ and span.activity != "waiting"
+        }
         assert of["receiving"].end <= of["training"].begin
         assert of["training"].end <= of["sending"].begin + 0.05
-        assert of["sending"].begin < of["refining"].end  # the contribution travels while stage 2 trains
+        # the contribution travels while stage 2 trains
+        assert of["sending"].begin < of["refining"].end
 
 
 @pytest.mark.slow
@@ -157,7 +193,9 @@ def test_a_nodes_report_says_of_which_run_it_is_and_of_a_later_one_that_left_no_
     folder = shutil.copytree(federation / "plant-b", tmp_path / "plant-b")
     metadata = load_run(folder).nodes[0].metadata
     assert load_run(folder).unfinished is None
-    (folder / timeline.FILE).write_bytes(msgspec.json.encode(Span("fe" * 8, 1, "receiving", 1.0, 2.0)))
+    (folder / timeline.FILE).write_bytes(
+        msgspec.json.encode(Span("fe" * 8, 1, "receiving", 1.0, 2.0))
+    )
     said: list[progress.AnyEvent] = []
     page = report_page.write(folder, tmp_path / "page.html", said.append).read_text()
     first, second = [event.text for event in said if isinstance(event, progress.Note)]
@@ -177,7 +215,9 @@ def test_a_node_that_was_cross_validated_shows_its_verdicts_and_says_why_it_show
     assert "This file contains" not in page
 
 
-def test_a_class_whose_folders_are_called_otherwise_is_shown_with_them(federation: Path, tmp_path: Path) -> None:
+def test_a_class_whose_folders_are_called_otherwise_is_shown_with_them(
+    federation: Path, tmp_path: Path
+) -> None:
     state = shutil.copytree(federation / "plant-a", tmp_path / "state")
     listed = personal_model.load_training_images(state / "model")
     moved = [
@@ -190,10 +230,14 @@ def test_a_class_whose_folders_are_called_otherwise_is_shown_with_them(federatio
     (state / "model" / "training.json").write_bytes(msgspec.json.encode(moved))
     page = page_of(state, tmp_path)
     assert '<td class="classes">inclusion, patches, scratches (Kratzer, scratches)</td>' in page
-    assert '<td class="classes">inclusion, patches, scratches</td>' in page_of(federation / "plant-a", tmp_path)
+    assert '<td class="classes">inclusion, patches, scratches</td>' in page_of(
+        federation / "plant-a", tmp_path
+    )
 
 
-def test_a_coordinators_report_shows_weights_and_bytes_and_no_image(federation: Path, tmp_path: Path) -> None:
+def test_a_coordinators_report_shows_weights_and_bytes_and_no_image(
+    federation: Path, tmp_path: Path
+) -> None:
     page = page_of(federation / "coordinator", tmp_path)
     assert "What the coordinator averaged" in page
     assert "2 closed" in page
@@ -220,7 +264,9 @@ def test_of_masked_contributions_no_weight_is_shown(federation: Path, tmp_path: 
     assert here("rounds", state).stdout.splitlines()[0].endswith(", contributors: plant-a, plant-b")
 
 
-def test_images_that_are_gone_or_have_changed_are_not_shown(federation: Path, tmp_path: Path) -> None:
+def test_images_that_are_gone_or_have_changed_are_not_shown(
+    federation: Path, tmp_path: Path
+) -> None:
     state = tmp_path / "state"
     shutil.copytree(federation / "plant-a", state)
     kept = [
@@ -254,13 +300,21 @@ def test_what_is_no_run_is_refused_with_what_to_pass(federation: Path, tmp_path:
 def test_a_row_is_what_an_image_shows_and_a_column_what_it_was_judged_to_be() -> None:
     told = [("c", "a"), ("c", "a"), ("c", "c"), ("a", "a")]
     verdicts = [
-        HeldOutPrediction(path="", digest="0" * 64, label=label, verdict=v, confidence=1.0) for label, v in told
+        HeldOutPrediction(path="", digest="0" * 64, label=label, verdict=v, confidence=1.0)
+        for label, v in told
     ]
     matrix = report_page._matrix("plant", verdicts, ["a", "b", "c", "d"])
-    assert (matrix.rows, matrix.columns, matrix.counts) == (["a", "c"], ["a", "c"], [[1, 0], [2, 1]])
+    assert (matrix.rows, matrix.columns, matrix.counts) == (
+        ["a", "c"],
+        ["a", "c"],
+        [[1, 0], [2, 1]],
+    )
     assert matrix.errors.endswith("defects are confused, not missed: c taken for a 2 of 3 times")
     errors = report_page._matrix("plant", verdicts, ["a", "no_defect", "c", "d"]).errors
-    assert errors == "missed defects 0.0% (0 to 49; 0 of 4), false rejects unknown, each image has a defect"
+    assert (
+        errors
+        == "missed defects 0.0% (0 to 49; 0 of 4), false rejects unknown, each image has a defect"
+    )
 
 
 @pytest.mark.parametrize("node", ["plant-a", "plant-b"])
@@ -274,7 +328,9 @@ def test_verdicts_are_of_the_files_that_they_name(node: str, federation: Path) -
         assert hashlib.sha256(path.read_bytes()).hexdigest() == verdict.digest
         assert path.parent.name == verdict.label
         assert 1 / 3 < verdict.confidence <= 1
-    assert len({verdict.digest for verdict in verdicts}) == len(verdicts) == metadata.metrics["images"]
+    assert (
+        len({verdict.digest for verdict in verdicts}) == len(verdicts) == metadata.metrics["images"]
+    )
     right = sum(verdict.label == verdict.verdict for verdict in verdicts)
     assert right / len(verdicts) == pytest.approx(metadata.metrics["accuracy"])
 
@@ -286,7 +342,9 @@ CURVE = LearningCurve(
     cross_validated=False,
     others=12,
     points=[
-        CurvePoint(images=images, accuracy=Estimate(value=value, low=value - 0.1, high=value + 0.04))
+        CurvePoint(
+            images=images, accuracy=Estimate(value=value, low=value - 0.1, high=value + 0.04)
+        )
         for images, value in ((1, 0.5), (2, 0.7), (5, 0.8), (12, 0.9))
     ],
     gain=Estimate(value=0.06, low=0.01, high=0.11),
@@ -300,7 +358,10 @@ CURVE = LearningCurve(
         for name, images in (("inclusion", 4), ("patches", 12), ("scratches", 1))
     ],
     wanted="inclusion",
-    doubts=[Doubt(path=f"images/patches/{number}.png", label="patches", looks_like="") for number in range(12)],
+    doubts=[
+        Doubt(path=f"images/patches/{number}.png", label="patches", looks_like="")
+        for number in range(12)
+    ],
 )
 
 
@@ -312,8 +373,12 @@ def curve_page(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return page
 
 
-def test_a_node_is_told_whether_it_has_enough_images_and_of_which_it_wants_more(curve_page: Path) -> None:
-    page = curve_page.read_text().partition("Are there enough images?")[2].partition("</section>")[0]
+def test_a_node_is_told_whether_it_has_enough_images_and_of_which_it_wants_more(
+    curve_page: Path,
+) -> None:
+    page = (
+        curve_page.read_text().partition("Are there enough images?")[2].partition("</section>")[0]
+    )
     assert "+6.0 points (+1.0 to +11.0)" in page
     assert "Inclusion wants more images most: the second half of its 4 brought" in page
     assert "too few images to tell of: scratches" in page
@@ -328,9 +393,24 @@ def test_a_node_is_told_whether_it_has_enough_images_and_of_which_it_wants_more(
 def test_a_node_of_a_head_of_statistics_has_its_curve_in_its_report(tmp_path: Path) -> None:
     images = draw(tmp_path / "images", 10, 0)
     result = here(
-        "simulate", "--data", images, "--model", "small", "--size", 32, "--method", "gaussian", "--nodes", 1,
-        "--classes-per-node", 3, "--samples", 8, "--out", tmp_path / "run",
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        images,
+        "--model",
+        "small",
+        "--size",
+        32,
+        "--method",
+        "gaussian",
+        "--nodes",
+        1,
+        "--classes-per-node",
+        3,
+        "--samples",
+        8,
+        "--out",
+        tmp_path / "run",
+    )
     assert result.returncode == 0, result.stderr
     page = page_of(tmp_path / "run" / "plant-1", tmp_path)
     told = page.partition("Are there enough images?")[2].partition("</section>")[0]
@@ -346,7 +426,9 @@ def test_where_there_is_no_head_of_statistics_nothing_is_said_of_enough_images(
 
 # Names that others chose
 
-HOSTILE = "\"><img src=http://evil.example/x onerror=hacked=1>'<script>hacked=1</script>{{7*7}}&amp;"
+HOSTILE = (
+    "\"><img src=http://evil.example/x onerror=hacked=1>'<script>hacked=1</script>{{7*7}}&amp;"
+)
 
 
 class Elements(HTMLParser):
@@ -372,37 +454,63 @@ def hostile(federation: Path) -> str:
     node = told.nodes[0]
     names = (HOSTILE, "b" + HOSTILE, "c" + HOSTILE)
     node_report = msgspec.structs.replace(node.report, name=HOSTILE, classes=list(names))
-    metadata = msgspec.structs.replace(node.metadata, node=HOSTILE, classes=names, software={"edge-node": HOSTILE})
+    metadata = msgspec.structs.replace(
+        node.metadata, node=HOSTILE, classes=names, software={"edge-node": HOSTILE}
+    )
     verdicts = tuple(
         HeldOutPrediction(
-            path=HOSTILE, digest=f"{number:064x}", label=names[number % 3], verdict=names[0], confidence=0.5
+            path=HOSTILE,
+            digest=f"{number:064x}",
+            label=names[number % 3],
+            verdict=names[0],
+            confidence=0.5,
         )
         for number in range(6)
     )
-    bad = node._replace(report=node_report, metadata=metadata, predictions=verdicts, classes=tuple(node_report.classes))
+    bad = node._replace(
+        report=node_report,
+        metadata=metadata,
+        predictions=verdicts,
+        classes=tuple(node_report.classes),
+    )
     report = msgspec.structs.replace(
-        told.report, method=HOSTILE, model=HOSTILE, options={HOSTILE: HOSTILE}, data=HOSTILE, nodes=[node_report]
+        told.report,
+        method=HOSTILE,
+        model=HOSTILE,
+        options={HOSTILE: HOSTILE},
+        data=HOSTILE,
+        nodes=[node_report],
     )
     pictures = [Example(verdicts[0], "data:image/jpeg;base64,", "data:image/jpeg;base64,")]
-    examined = Examination(list(verdicts), np.random.default_rng(0).normal(size=(6, 2)), pictures, pictures)
+    examined = Examination(
+        list(verdicts), np.random.default_rng(0).normal(size=(6, 2)), pictures, pictures
+    )
     curve = msgspec.structs.replace(
         CURVE,
         classes=[msgspec.structs.replace(CURVE.classes[0], name=HOSTILE)],
         wanted=HOSTILE,
         doubts=[Doubt(path=HOSTILE, label=HOSTILE, looks_like=HOSTILE)],
     )
-    return report_page.render(told._replace(report=report, classes=names, nodes=[bad]), {HOSTILE: examined}, curve)
+    return report_page.render(
+        told._replace(report=report, classes=names, nodes=[bad]), {HOSTILE: examined}, curve
+    )
 
 
 def test_names_from_folders_and_from_the_network_are_shown_and_never_obeyed(hostile: str) -> None:
     page = Elements(hostile)
     assert [tag for tag, _ in page.found].count("script") == 1
-    assert {attributes["src"] for tag, attributes in page.found if tag == "img"} == {"data:image/jpeg;base64,"}
-    assert [name for _, attributes in page.found for name in attributes if name.startswith("on")] == []
+    assert {attributes["src"] for tag, attributes in page.found if tag == "img"} == {
+        "data:image/jpeg;base64,"
+    }
+    assert [
+        name for _, attributes in page.found for name in attributes if name.startswith("on")
+    ] == []
     assert HOSTILE in page.text
 
 
-def test_a_page_names_no_address_that_a_browser_would_load(hostile: str, simulated_page: Path) -> None:
+def test_a_page_names_no_address_that_a_browser_would_load(
+    hostile: str, simulated_page: Path
+) -> None:
     for page in (hostile, simulated_page.read_text()):
         for tag, attributes in Elements(page).found:
             for name in ("src", "href", "action", "data", "poster", "srcset"):
@@ -424,7 +532,9 @@ def shown(browser: Page, simulated_page: Path) -> Page:
 
 
 def test_it_loads_nothing_and_the_console_stays_silent(shown: Page) -> None:
-    assert [url for url in shown.requests if not url.startswith("data:")] == [shown.ask("location.href")]
+    assert [url for url in shown.requests if not url.startswith("data:")] == [
+        shown.ask("location.href")
+    ]
     assert shown.problems == []
     assert shown.ask("document.images.length") > 0
     assert shown.ask("[...document.images].every(image => image.naturalWidth == 160)")
@@ -467,8 +577,10 @@ CONTRAST = """(() => {
     if (!node.data.trim() || element.closest("title, .hidden")) continue;
     const style = getComputedStyle(element);
     const behind = [];
-    for (let each = element; each; each = each.parentElement) behind.unshift(getComputedStyle(each).backgroundColor);
-    const over = luminance([...behind, element.closest("svg") ? style.fill : style.color]), under = luminance(behind);
+    for (let each = element; each; each = each.parentElement) \
+behind.unshift(getComputedStyle(each).backgroundColor);
+    const over = luminance([...behind, element.closest("svg") ? style.fill : style.color]), \
+under = luminance(behind);
     const ratio = (Math.max(over, under) + 0.05) / (Math.min(over, under) + 0.05);
     if (ratio < least[0]) least = [ratio, node.data.trim()];
   }
@@ -503,7 +615,8 @@ def test_it_is_printed_on_a_few_pages(shown: Page) -> None:
 def test_pointing_into_a_chart_reads_the_values_of_a_round(shown: Page) -> None:
     read = """(() => {
       const chart = document.querySelector("svg.curves"), place = chart.getBoundingClientRect();
-      chart.dispatchEvent(new PointerEvent("pointermove", {clientX: place.left + 5, clientY: place.top + 5}));
+      chart.dispatchEvent(new PointerEvent("pointermove", {clientX: place.left + 5, \
+clientY: place.top + 5}));
       return document.getElementById("readout").innerText;
     })()"""
     told = shown.ask(read).splitlines()
@@ -513,9 +626,14 @@ def test_pointing_into_a_chart_reads_the_values_of_a_round(shown: Page) -> None:
 
 def test_every_figure_and_image_has_words_and_every_table_has_headers(shown: Page) -> None:
     assert shown.ask("[...document.images].every(image => image.alt.length > 10)")
-    silent = "[...document.querySelectorAll('main svg')].filter(svg => !(svg.ariaHidden || svg.ariaLabel)).length"
+    silent = (
+        "[...document.querySelectorAll('main svg')].filter(svg => !(svg.ariaHidden || "
+        "svg.ariaLabel)).length"
+    )
     assert shown.ask(silent) == 0
-    assert shown.ask("[...document.querySelectorAll('main tr')].every(row => row.querySelector('th[scope]'))")
+    assert shown.ask(
+        "[...document.querySelectorAll('main tr')].every(row => row.querySelector('th[scope]'))"
+    )
 
 
 # Figures
@@ -523,20 +641,32 @@ def test_every_figure_and_image_has_words_and_every_table_has_headers(shown: Pag
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (0.61, 0.74, [0.65, 0.7]), (1, 120, [50, 100]), (3, 3, [3])],
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0.61, 0.74, [0.65, 0.7]),
+        (1, 120, [50, 100]),
+        (3, 3, [3]),
+    ],
 )
-def test_ticks_are_round_numbers_within_the_range(low: float, high: float, expected: list[float]) -> None:
+def test_ticks_are_round_numbers_within_the_range(
+    low: float, high: float, expected: list[float]
+) -> None:
     assert charts.ticks(low, high) == pytest.approx(expected)
 
 
 def test_a_ninth_node_or_class_is_told_from_the_first_by_more_than_its_colour() -> None:
     looks = [charts.node_class(number) for number in range(32)]
     assert len(set(looks)) == len(looks)
-    assert len({(charts.label_class(number), charts.marker_id(number)) for number in range(32)}) == 32
+    assert (
+        len({(charts.label_class(number), charts.marker_id(number)) for number in range(32)}) == 32
+    )
 
 
 def test_the_middle_of_a_run_is_whole_rounds_and_does_not_count_the_waiting() -> None:
-    spans = [Span("0" * 16, round_, "training", 10.0 * round_, 10.0 * round_ + 5) for round_ in range(1, 8)]
+    spans = [
+        Span("0" * 16, round_, "training", 10.0 * round_, 10.0 * round_ + 5)
+        for round_ in range(1, 8)
+    ]
     waiting = Span("0" * 16, 4, "waiting", 0.0, 100.0)
     assert charts.middle_rounds([charts.Lane("a", 0, [*spans, waiting])]) == (30.0, 55.0)
 

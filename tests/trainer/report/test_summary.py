@@ -1,4 +1,6 @@
-"""The table of a run, in 80 columns: what each node reached alone and together, and whether joining was worth it."""
+"""The table of a run, in 80 columns: what each node reached alone and together,
+and whether joining was worth it.
+"""
 
 import io
 
@@ -9,10 +11,14 @@ from edge.bundle.comparison import Candidate, CandidateName, Comparison
 from trainer.report.summary import NodeReport, RunReport, describe_joining, print_table
 
 
-def node(name: str, deployed: CandidateName = "together", gain: float = 0.15, **changed: object) -> NodeReport:
+def node(
+    name: str, deployed: CandidateName = "together", gain: float = 0.15, **changed: object
+) -> NodeReport:
     alone = Candidate(accuracy=0.6, low=0.5, high=0.7)
     better = Candidate(accuracy=0.6 + gain, low=0.5 + gain, high=0.7 + gain, gain=gain)
-    comparison = Comparison(images=60, guessing=0.25, alone=alone, together=better, mixed=better, deployed=deployed)
+    comparison = Comparison(
+        images=60, guessing=0.25, alone=alone, together=better, mixed=better, deployed=deployed
+    )
     fields = {
         "classes": ["a", "b"],
         "images": 8,
@@ -28,19 +34,37 @@ def node(name: str, deployed: CandidateName = "together", gain: float = 0.15, **
 
 
 def printed(*nodes: NodeReport) -> str:
-    report = RunReport(method="m", options={}, model="small", size=32, training={}, rounds=2, seed=0, nodes=[*nodes])
+    report = RunReport(
+        method="m",
+        options={},
+        model="small",
+        size=32,
+        training={},
+        rounds=2,
+        seed=0,
+        nodes=[*nodes],
+    )
     said = io.StringIO()
     print_table(report, Console(file=said, width=80))
     return said.getvalue()
 
 
 def test_it_fits_a_narrow_terminal_with_every_column() -> None:
-    said = printed(node("plant-1", accuracy_others=0.7, onnx_accuracy=0.75), node("plant-12", classes=["c"]))
+    said = printed(
+        node("plant-1", accuracy_others=0.7, onnx_accuracy=0.75), node("plant-12", classes=["c"])
+    )
     assert max(map(len, said.splitlines())) <= 80
     row = next(line for line in said.splitlines() if "plant-1" in line)
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
-        "plant-1", "2 of 3", "8 + 60", "60.0", "75.0", "75.0", "55.0", "70.0",
-    ]  # fmt: skip
+        "plant-1",
+        "2 of 3",
+        "8 + 60",
+        "60.0",
+        "75.0",
+        "75.0",
+        "55.0",
+        "70.0",
+    ]
 
 
 def test_a_column_that_no_node_has_a_value_for_is_left_out() -> None:
@@ -50,11 +74,16 @@ def test_a_column_that_no_node_has_a_value_for_is_left_out() -> None:
 
 
 def test_a_sentence_sums_up_what_joining_was_worth() -> None:
-    nodes = [node("a"), node("b", "mixed", 0.05, accuracy_others=0.8), node("c", "alone"), node("d", gain=-0.1)]
+    nodes = [
+        node("a"),
+        node("b", "mixed", 0.05, accuracy_others=0.8),
+        node("c", "alone"),
+        node("d", gain=-0.1),
+    ]
     assert describe_joining(nodes) == (
         "own classes, as a line judges: +2.5 points over training alone, 2 of 4 better, 1 worse "
-        "(deployed: together at 2, mixed at 1, alone at 1); 80 % right on classes that a plant has no image of, "
-        "if all weigh the same"
+        "(deployed: together at 2, mixed at 1, alone at 1); 80 % right on classes that a plant "
+        "has no image of, if all weigh the same"
     )
 
 

@@ -12,7 +12,9 @@ from trainer.statistics.encoder_choice import FILE, EncoderLosses, choose, to_me
 MODELS = ("small", "efficientnet_lite0")
 
 
-def tell(folder: Path, run: str, *told: tuple[str, dict[str, float], int]) -> list[progress.AnyEvent]:
+def tell(
+    folder: Path, run: str, *told: tuple[str, dict[str, float], int]
+) -> list[progress.AnyEvent]:
     """A run's events pass through to those who watch."""
     seen: list[progress.AnyEvent] = []
     report = write_down(seen.append, folder, {"small": "mine.safetensors"}, MODELS, 6)
@@ -23,7 +25,9 @@ def tell(folder: Path, run: str, *told: tuple[str, dict[str, float], int]) -> li
 
 
 def test_the_encoder_that_costs_all_images_together_least_is_chosen(tmp_path: Path) -> None:
-    """Plant a has three times the images of b: 3 + 9 against 6 + 2, though two plants of two prefer neither."""
+    """Plant a has three times the images of b: 3 + 9 against 6 + 2,
+    though two plants of two prefer neither.
+    """
     a, b = {"small": 3.0, "efficientnet_lite0": 6.0}, {"small": 9.0, "efficientnet_lite0": 2.0}
     seen = tell(tmp_path, "1" * 16, ("a", a, 30), ("b", b, 10))
     told = EncoderLosses.load(tmp_path)
@@ -34,12 +38,16 @@ def test_the_encoder_that_costs_all_images_together_least_is_chosen(tmp_path: Pa
     assert len(seen) == 3, "whoever watches hears everything"
 
 
-def test_the_federations_own_encoder_is_chosen_with_the_weights_that_it_began_with(tmp_path: Path) -> None:
+def test_the_federations_own_encoder_is_chosen_with_the_weights_that_it_began_with(
+    tmp_path: Path,
+) -> None:
     tell(tmp_path, "1" * 16, ("a", {"small": 1.0, "efficientnet_lite0": 6.0}, 30))
     assert choose(tmp_path) == ("small", "mine.safetensors")
 
 
-def test_a_restarted_coordinator_keeps_what_it_was_told_and_a_new_run_forgets_it(tmp_path: Path) -> None:
+def test_a_restarted_coordinator_keeps_what_it_was_told_and_a_new_run_forgets_it(
+    tmp_path: Path,
+) -> None:
     tell(tmp_path, "1" * 16, ("a", {"small": 1.0, "efficientnet_lite0": 6.0}, 10))
     tell(tmp_path, "1" * 16, ("b", {"small": 2.0, "efficientnet_lite0": 6.0}, 10))
     told = EncoderLosses.load(tmp_path)
@@ -87,7 +95,9 @@ def test_what_no_honest_node_says_does_not_count_and_it_is_named(
     told = EncoderLosses.load(tmp_path)
     assert told is not None
     assert set(told.nodes) == {"a"}
-    assert next(each.text for each in seen if isinstance(each, progress.Note)).startswith("what liar says of encoders")
+    assert next(each.text for each in seen if isinstance(each, progress.Note)).startswith(
+        "what liar says of encoders"
+    )
     assert choose(tmp_path)[0] == "small"
 
 
@@ -100,12 +110,16 @@ def test_no_plant_can_make_an_encoder_worse_than_a_guess(tmp_path: Path) -> None
 
 def test_a_file_that_was_meddled_with_chooses_no_unknown_model(tmp_path: Path) -> None:
     tell(tmp_path, "1" * 16, ("a", {"small": 1.0, "efficientnet_lite0": 6.0}, 30))
-    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace('"small": 1.0', '"nonesuch": 1.0'))
+    (tmp_path / FILE).write_text(
+        (tmp_path / FILE).read_text().replace('"small": 1.0', '"nonesuch": 1.0')
+    )
     assert choose(tmp_path)[0] == "efficientnet_lite0"
 
 
 @pytest.mark.parametrize("content", [None, b"{", b'{"run": "1", "weights": {}, "nodes": {}}'])
-def test_without_a_preview_there_is_nothing_to_choose_from(tmp_path: Path, content: bytes | None) -> None:
+def test_without_a_preview_there_is_nothing_to_choose_from(
+    tmp_path: Path, content: bytes | None
+) -> None:
     if content is not None:
         (tmp_path / FILE).write_bytes(content)
     with pytest.raises(UsageError, match="no plant has said") as raised:

@@ -17,7 +17,9 @@ SIZE = 32
 
 @pytest.fixture(scope="module")
 def encoder() -> tuple[Network, Tensors]:
-    return Network("mobilenet_v2", 2), to_tensors(initial_encoder("mobilenet_v2", "surface", seed=0))
+    return Network("mobilenet_v2", 2), to_tensors(
+        initial_encoder("mobilenet_v2", "surface", seed=0)
+    )
 
 
 def images(count: int) -> np.ndarray:
@@ -34,7 +36,9 @@ def features(encoder: tuple[Network, Tensors], pictures: np.ndarray) -> np.ndarr
     return view_features(*encoder, training_set(pictures))
 
 
-def test_views_are_the_squares_symmetries_and_the_image_itself_comes_first(encoder: tuple[Network, Tensors]):
+def test_views_are_the_squares_symmetries_and_the_image_itself_comes_first(
+    encoder: tuple[Network, Tensors],
+):
     picture = images(1)[0]
     turned = [np.rot90(picture, turns) for turns in range(4)]
     symmetries = np.ascontiguousarray([*turned, *(np.flipud(each) for each in turned)])

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.drawn_features import draw_plant
-from trainer.statistics.label_doubts import Doubt, describe_doubts, find_doubts, find_judged, log_softmax
+from trainer.statistics.label_doubts import (
+    Doubt,
+    describe_doubts,
+    find_doubts,
+    find_judged,
+    log_softmax,
+)
 from trainer.statistics.lda_head import leave_one_out
 from trainer.statistics.sums import collect
 
@@ -33,7 +39,9 @@ def test_the_most_doubtful_image_comes_first() -> None:
     """Three of 403 images fit another class, the second of them best; the others fit their own."""
     logits = np.array([[0.0, 30.0], [0.0, 40.0], [0.0, 35.0], *[[50.0, 0.0]] * 400])
     paths = [Path(f"{number}.png") for number in range(403)]
-    doubts = find_doubts(logits, np.ones((403, 2)), np.zeros(403, np.int64), paths, ("dent", "scratch"))
+    doubts = find_doubts(
+        logits, np.ones((403, 2)), np.zeros(403, np.int64), paths, ("dent", "scratch")
+    )
     assert [doubt.path for doubt in doubts] == ["1.png", "2.png", "0.png"]
 
 
@@ -48,9 +56,15 @@ def test_an_image_is_judged_if_its_class_has_others_than_its_look_alikes() -> No
 
 
 def test_of_many_ten_are_shown_and_the_others_counted() -> None:
-    doubts = [Doubt(path=f"{number}.png", label="dent", looks_like="stain" if number else "") for number in range(12)]
+    doubts = [
+        Doubt(path=f"{number}.png", label="dent", looks_like="stain" if number else "")
+        for number in range(12)
+    ]
     lines = list(describe_doubts(doubts, "preview.json"))
-    assert lines[:2] == ["0.png: labelled dent, is unlike all classes", "1.png: labelled dent, looks like stain"]
+    assert lines[:2] == [
+        "0.png: labelled dent, is unlike all classes",
+        "1.png: labelled dent, looks like stain",
+    ]
     assert lines[10:] == ["and 2 more images that do not look like their class: see preview.json"]
     assert len(list(describe_doubts(doubts[:10], "preview.json"))) == 10
 

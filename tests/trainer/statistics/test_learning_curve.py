@@ -1,4 +1,6 @@
-"""The learning curve of a plant: accuracy by images a class, and the class that wants more, where that is known."""
+"""The learning curve of a plant: accuracy by images a class,
+and the class that wants more, where that is known.
+"""
 
 import msgspec
 import numpy as np
@@ -16,14 +18,22 @@ CLASSES = ("dent", "scratch", "stain")
 
 
 def overlapping(
-    counts: list[int], seed: int, *, noise: tuple[float, ...] = (0.8, 0.8, 0.8), dimensions: int = 24
+    counts: list[int],
+    seed: int,
+    *,
+    noise: tuple[float, ...] = (0.8, 0.8, 0.8),
+    dimensions: int = 24,
 ) -> Plant:
-    """Unit vectors about the classes' axes; a class of more noise overlaps with others, however many images it has."""
+    """Unit vectors about the classes' axes; a class of more noise overlaps with others,
+    however many images it has.
+    """
     random = generator(seed, "overlapping", *counts)
     labels = np.repeat(np.arange(len(counts)), counts)
     means = np.zeros((len(counts), dimensions))
     means[:, : len(counts)] = 1.6 * np.eye(len(counts))
-    images = means[labels] + np.array(noise)[labels, None] * random.standard_normal((len(labels), dimensions))
+    images = means[labels] + np.array(noise)[labels, None] * random.standard_normal(
+        (len(labels), dimensions)
+    )
     views = images[:, None] + 0.05 * random.standard_normal((len(labels), VIEWS, dimensions))
     return Plant(views / np.linalg.norm(views, axis=2, keepdims=True), labels)
 
@@ -47,8 +57,14 @@ def test_a_point_is_the_accuracy_of_heads_made_of_so_many_images_and_the_last_on
     sums = train.sums(3)
     right = predict_among(fit(sums, sums).logits(test.features[:, 0]), [0, 1, 2]) == test.labels
     assert curve.points[-1].accuracy.value == pytest.approx(right.mean())
-    assert [each.points[-1].accuracy.value for each in curve.classes] == pytest.approx(right.reshape(3, 20).mean(1))
-    assert curve.points[0].accuracy.value < curve.points[2].accuracy.value < curve.points[-1].accuracy.value
+    assert [each.points[-1].accuracy.value for each in curve.classes] == pytest.approx(
+        right.reshape(3, 20).mean(1)
+    )
+    assert (
+        curve.points[0].accuracy.value
+        < curve.points[2].accuracy.value
+        < curve.points[-1].accuracy.value
+    )
     assert (curve.judged, curve.cross_validated, curve.others) == (60, False, 0)
     assert [each.images for each in curve.classes] == [12, 12, 3]
 
@@ -63,7 +79,9 @@ def test_the_other_plants_sums_lift_the_beginning_of_the_curve() -> None:
 
 
 def alike(counts: list[int], seed: int) -> Plant:
-    """As `overlapping`, of four classes: the last two are hardly told apart by however many images."""
+    """As `overlapping`, of four classes: the last two are hardly told apart by however many
+    images.
+    """
     random = generator(seed, "alike", *counts)
     labels = np.repeat(np.arange(4), counts)
     means = np.eye(4, 24)
@@ -73,12 +91,19 @@ def alike(counts: list[int], seed: int) -> Plant:
     return Plant(views / np.linalg.norm(views, axis=2, keepdims=True), labels)
 
 
-def test_the_class_that_wants_more_is_the_one_that_more_would_help_and_not_one_that_stays_hard() -> None:
-    """The first class has four images; of the last two fewest are right. What really helps, fresh images tell."""
+def test_the_class_that_wants_more_is_one_that_more_would_help_not_one_that_stays_hard() -> None:
+    """The first class has four images; of the last two fewest are right.
+
+    What really helps, fresh images tell.
+    """
     names, counts = ("dent", "scratch", "stain", "smear"), [4, 60, 60, 60]
     wanted, lowest, gained = [], [], []
     for seed in range(6):
-        train, more, test = alike(counts, seed), alike([60] * 4, 100 + seed), alike([150] * 4, 200 + seed)
+        train, more, test = (
+            alike(counts, seed),
+            alike([60] * 4, 100 + seed),
+            alike([150] * 4, 200 + seed),
+        )
         features, labels, splits = held_out(train, test)
         curve = trace(features, labels, names, splits)
         wanted.append(curve.wanted)
@@ -86,11 +111,17 @@ def test_the_class_that_wants_more_is_the_one_that_more_would_help_and_not_one_t
 
         def right(plant: Plant, judge: Plant = test) -> float:
             return float(
-                (fit(plant.sums(4), plant.sums(4)).logits(judge.features[:, 0]).argmax(1) == judge.labels).mean()
+                (
+                    fit(plant.sums(4), plant.sums(4)).logits(judge.features[:, 0]).argmax(1)
+                    == judge.labels
+                ).mean()
             )
 
         doubled = [np.flatnonzero(more.labels == label)[: counts[label]] for label in range(4)]
-        larger = [Plant(*(np.concatenate([a, b[each]]) for a, b in zip(train, more, strict=True))) for each in doubled]
+        larger = [
+            Plant(*(np.concatenate([a, b[each]]) for a, b in zip(train, more, strict=True)))
+            for each in doubled
+        ]
         gained.append([right(plant) - right(train) for plant in larger])
     assert int(np.mean(gained, 0).argmax()) == 0
     assert set(wanted) <= {"dent", ""}, "no other class is named"
@@ -100,7 +131,9 @@ def test_the_class_that_wants_more_is_the_one_that_more_would_help_and_not_one_t
 
 def test_where_no_class_gains_none_is_named_and_more_are_said_to_be_of_little_use() -> None:
     noise = (0.3, 0.3, 0.3)
-    curve = traced(overlapping([60, 60, 60], 6, noise=noise), overlapping([200, 200, 200], 7, noise=noise))
+    curve = traced(
+        overlapping([60, 60, 60], 6, noise=noise), overlapping([200, 200, 200], 7, noise=noise)
+    )
     assert curve.wanted == ""
     assert "more of the same kind will hardly help" in curve.describe_curve()
     assert curve.describe_class().startswith("no class has clearly gained")
@@ -109,7 +142,9 @@ def test_where_no_class_gains_none_is_named_and_more_are_said_to_be_of_little_us
 def test_where_the_last_doubling_helped_more_are_likely_to() -> None:
     curve = traced(overlapping([6, 6, 2], 8), overlapping([200, 200, 200], 9))
     assert curve.wanted == "stain"
-    assert "stain wants more images most: the second half of its 2 brought +" in curve.describe_class()
+    assert (
+        "stain wants more images most: the second half of its 2 brought +" in curve.describe_class()
+    )
     assert curve.gain is not None
     assert curve.gain.low > 0
     assert "more are likely to help" in curve.describe_curve()
@@ -134,19 +169,25 @@ def test_a_class_with_one_image_is_judged_and_its_gain_is_unknown() -> None:
 
 @pytest.mark.slow
 def test_the_interval_covers_what_another_plant_with_as_many_images_would_see() -> None:
-    """Accuracy with five images a class, on 90 held-out ones of 40 images a class, against that of fresh ones."""
+    """Accuracy with five images a class, on 90 held-out ones of 40 images a class,
+    against that of fresh ones.
+    """
     fresh = [overlapping([5, 5, 5], seed) for seed in range(100, 160)]
     judge = overlapping([300, 300, 300], 99)
     truth = np.mean(
         [
             (
-                predict_among(fit(each.sums(3), each.sums(3)).logits(judge.features[:, 0]), [0, 1, 2]) == judge.labels
+                predict_among(
+                    fit(each.sums(3), each.sums(3)).logits(judge.features[:, 0]), [0, 1, 2]
+                )
+                == judge.labels
             ).mean()
             for each in fresh
         ]
     )
     found = [
-        traced(overlapping([40, 40, 40], seed), overlapping([30, 30, 30], 200 + seed)).points[2] for seed in range(40)
+        traced(overlapping([40, 40, 40], seed), overlapping([30, 30, 30], 200 + seed)).points[2]
+        for seed in range(40)
     ]
     covered = sum(point.accuracy.low <= truth <= point.accuracy.high for point in found)
     assert all(point.images == 5 for point in found)
@@ -157,7 +198,12 @@ def test_the_interval_covers_what_another_plant_with_as_many_images_would_see() 
 def test_every_image_is_judged_once_by_cross_validation() -> None:
     plant = overlapping([10, 10, 10], 3)
     positions = np.arange(30)
-    splits = [[Split(positions[positions % 5 != fold], positions[positions % 5 == fold]) for fold in range(5)]] * DRAWS
+    splits = [
+        [
+            Split(positions[positions % 5 != fold], positions[positions % 5 == fold])
+            for fold in range(5)
+        ]
+    ] * DRAWS
     curve = trace(plant.features, plant.labels, CLASSES, splits)
     assert (curve.judged, curve.cross_validated) == (30, True)
     assert [each.images for each in curve.classes] == [10, 10, 10]
@@ -183,7 +229,9 @@ def test_a_curve_of_a_thousand_images_takes_hardly_more_steps_than_one_of_a_hund
     def steps(count: int) -> int:
         plant = draw_plant(0, [count - 2 * (count // 3), count // 3, count // 3], 64)
         fold = np.arange(count) % 5
-        splits = [[Split(np.flatnonzero(fold != each), np.flatnonzero(fold == each)) for each in range(5)]] * DRAWS
+        splits = [
+            [Split(np.flatnonzero(fold != each), np.flatnonzero(fold == each)) for each in range(5)]
+        ] * DRAWS
         return count_calls(lambda: trace(plant.features, plant.labels, CLASSES, splits))
 
     assert steps(1000) < 1.5 * steps(100)

@@ -1,4 +1,6 @@
-"""A Gaussian of good features tells what is strange, and its threshold rejects as few good images as it says."""
+"""A Gaussian of good features tells what is strange,
+and its threshold rejects as few good images as it says.
+"""
 
 import numpy as np
 import pytest
@@ -11,12 +13,16 @@ def drawn(count: int, seed: int) -> torch.Tensor:
     """Features [n, 4, 6, 6] that are correlated, of different sizes, and not centred."""
     random = torch.Generator().manual_seed(seed)
     mixing = torch.tensor([[3.0, 0, 0, 0], [1, 1, 0, 0], [0, 2, 1, 0], [0, 0, 1, 4]])
-    values = torch.randn((count, 6, 6, 4), generator=random) @ mixing + torch.tensor([5.0, -2, 0, 100])
+    values = torch.randn((count, 6, 6, 4), generator=random) @ mixing + torch.tensor(
+        [5.0, -2, 0, 100]
+    )
     return values.permute(0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_good_places_are_at_distance_one_on_average_whatever_their_features_scale(seed: int) -> None:
+def test_good_places_are_at_distance_one_on_average_whatever_their_features_scale(
+    seed: int,
+) -> None:
     places, images = PatchDensity.fit(drawn(50, seed))(drawn(50, seed + 100))
     assert places.shape == (50, 6, 6)
     assert places.mean().item() == pytest.approx(1, abs=0.1)
@@ -62,5 +68,9 @@ def test_the_threshold_rejects_as_many_good_images_as_it_says(count: int) -> Non
 def test_at_the_threshold_strange_is_as_likely_as_not_and_at_the_mean_it_is_not() -> None:
     logarithms = np.random.default_rng(1).normal(0.3, 0.1, 30)
     found = Judgement.of(np.exp(logarithms))
-    assert 1 / (1 + np.exp(-found.slope * (logarithms.mean() - found.threshold))) == pytest.approx(FALSE_REJECTS)
-    assert found.rejects(np.exp(np.array([found.threshold + 1e-9, found.threshold - 1e-9]))).tolist() == [True, False]
+    assert 1 / (1 + np.exp(-found.slope * (logarithms.mean() - found.threshold))) == pytest.approx(
+        FALSE_REJECTS
+    )
+    assert found.rejects(
+        np.exp(np.array([found.threshold + 1e-9, found.threshold - 1e-9]))
+    ).tolist() == [True, False]

@@ -1,4 +1,6 @@
-"""The head of private sums: as good as noise lets it be, and never worse than a plant's own images make it."""
+"""The head of private sums: as good as noise lets it be,
+and never worse than a plant's own images make it.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ MEANS = np.random.default_rng(1).normal(0, 0.12, (CLASSES, DIRECTIONS))
 
 
 def draw(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Features of images [n, VIEWS, d] from the public centre: classes that differ, images that vary about them."""
+    """Features of images [n, VIEWS, d] from the public centre: classes that differ,
+    images that vary about them.
+    """
     random = np.random.default_rng(seed)
     about = MEANS[labels] + random.normal(0, 0.06, (len(labels), DIRECTIONS))
     return (about[:, None] + random.normal(0, 0.01, (len(labels), VIEWS, DIRECTIONS))) @ AXES
@@ -33,11 +37,15 @@ def others(plants: int, images: int, noise: float, seed: int = 0) -> PrivateSums
         return draw_normal([random.bytes(32)], count)[0]
 
     labels = np.repeat(np.arange(CLASSES), images)
-    left = [release(collected(labels, 10 + each), CENTRE, AXES, noise, normal) for each in range(plants)]
+    left = [
+        release(collected(labels, 10 + each), CENTRE, AXES, noise, normal) for each in range(plants)
+    ]
     return PrivateSums(*(sum(parts) for parts in zip(*left, strict=True))).values()  # type: ignore[arg-type]
 
 
-def accuracy(theirs: PrivateSums, own: Sums, noise: float, classes: tuple[int, ...] = tuple(range(CLASSES))) -> float:
+def accuracy(
+    theirs: PrivateSums, own: Sums, noise: float, classes: tuple[int, ...] = tuple(range(CLASSES))
+) -> float:
     labels = np.repeat(classes, 200)
     head = fit(theirs, own.values(), noise, DIRECTIONS)
     return float((head.logits(draw(labels, 99)[:, 0]).argmax(1) == labels).mean())
@@ -53,9 +61,10 @@ def test_without_noise_a_plant_without_images_classifies_as_well_as_all_together
 
 
 def test_more_noise_makes_it_worse_and_more_images_better() -> None:
-    figures = [np.mean([accuracy(others(3, n, noise, s), NOBODY, noise) for s in range(6)]) for n, noise in (
-        (100, 1.0), (100, 30.0), (20, 30.0)
-    )]  # fmt: skip
+    figures = [
+        np.mean([accuracy(others(3, n, noise, s), NOBODY, noise) for s in range(6)])
+        for n, noise in ((100, 1.0), (100, 30.0), (20, 30.0))
+    ]
     assert figures[0] > figures[1] + 0.05 > figures[2] + 0.15
 
 
@@ -88,7 +97,9 @@ def test_it_is_expressed_for_features_as_they_are() -> None:
     head = fit(others(3, 30, 1.0), OWN.values(), 1.0, DIRECTIONS)
     weight, bias = express(head, CENTRE)
     features = draw(np.arange(CLASSES), 3)[:, 0]
-    np.testing.assert_allclose((features + CENTRE) @ weight.T + bias, head.logits(features), atol=1e-9)
+    np.testing.assert_allclose(
+        (features + CENTRE) @ weight.T + bias, head.logits(features), atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [2, 0, 0, 0]])

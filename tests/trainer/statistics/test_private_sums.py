@@ -1,4 +1,6 @@
-"""Private sums: no image moves them farther than the noise is made for, and nothing else of them is exact."""
+"""Private sums: no image moves them farther than the noise is made for,
+and nothing else of them is exact.
+"""
 
 from functools import reduce
 
@@ -49,7 +51,9 @@ def test_features_are_cut_to_the_radius_and_shorter_ones_stay() -> None:
     lengths = np.linalg.norm(cut(features), axis=1)
     assert lengths.max() <= RADIUS
     assert lengths.min() > RADIUS * 0.999
-    assert np.allclose(cut(features) / lengths[:, None], features / np.linalg.norm(features, axis=1, keepdims=True))
+    assert np.allclose(
+        cut(features) / lengths[:, None], features / np.linalg.norm(features, axis=1, keepdims=True)
+    )
     assert np.array_equal(cut(features * 1e-3), features * 1e-3)
 
 
@@ -61,7 +65,9 @@ vectors = st.lists(st.floats(-3, 3), min_size=WIDTH, max_size=WIDTH)
 def test_replacing_an_image_moves_what_leaves_by_the_sensitivity_at_most(
     one: list[float], other: list[float], label: int, another: int
 ) -> None:
-    """Sums in lengths of RADIUS, and numbers of images, as one vector: their noise has the same deviation."""
+    """Sums in lengths of RADIUS, and numbers of images, as one vector:
+    their noise has the same deviation.
+    """
     rest = np.random.default_rng(0).normal(0, 1, (4, VIEWS, WIDTH))
     moved = []
     for vector, of in ((one, label), (other, another)):
@@ -76,7 +82,9 @@ def test_the_sensitivity_is_reached() -> None:
     apart = np.zeros((2, VIEWS, WIDTH))
     apart[0, :, 0], apart[1, :, 0] = 1, -1
     one, other = (
-        release(collect(cut(each[None]), np.array([0]), CLASSES), CENTRE, DIRECTIONS, NOISE, silent).values()
+        release(
+            collect(cut(each[None]), np.array([0]), CLASSES), CENTRE, DIRECTIONS, NOISE, silent
+        ).values()
         for each in apart
     )
     assert np.linalg.norm(one.sums - other.sums) == pytest.approx(SENSITIVITY * RADIUS, rel=1e-3)
@@ -97,7 +105,9 @@ def test_noise_has_the_deviation_that_the_account_is_told() -> None:
     assert abs(images.mean()) < 0.4
     assert abs(vectors.mean()) < 0.05
     joined = np.concatenate([images, vectors.reshape(len(vectors), -1)], 1)
-    assert np.abs(np.corrcoef(joined.T) - np.eye(joined.shape[1])).max() < 0.16, "one tells nothing of another"
+    assert np.abs(np.corrcoef(joined.T) - np.eye(joined.shape[1])).max() < 0.16, (
+        "one tells nothing of another"
+    )
 
 
 def test_noise_beside_the_public_directions_is_taken_off_again() -> None:
@@ -114,7 +124,9 @@ def test_sums_and_noise_are_added_as_whole_numbers_of_steps() -> None:
     one, other = exact(0), exact(1)
     differences = leaving(one).sums - one.sums, leaving(other).sums - other.sums
     assert np.array_equal(*differences)
-    assert np.array_equal(leaving(one).images - (one.images << 18), leaving(other).images - (other.images << 18))
+    assert np.array_equal(
+        leaving(one).images - (one.images << 18), leaving(other).images - (other.images << 18)
+    )
 
 
 def test_nothing_else_leaves_but_what_everybody_knows() -> None:
@@ -144,7 +156,10 @@ def altered(**changes: np.ndarray) -> PrivateSums:
     [
         (altered(plants=np.array([2])), "those of 2 plants, not of one"),
         (altered(plants=np.array([0])), "those of 0 plants, not of one"),
-        (altered(images=np.full(CLASSES, (MAX_IMAGES + 100) << 18)), "images are possible|images; 4096 and noise"),
+        (
+            altered(images=np.full(CLASSES, (MAX_IMAGES + 100) << 18)),
+            "images are possible|images; 4096 and noise",
+        ),
         (altered(images=np.full(CLASSES, np.iinfo(np.int64).min)), "4096 and noise are possible"),
         (altered(sums=np.full((CLASSES, WIDTH), 10_000 << 18)), "a sum longer"),
         (altered(centre=np.full(WIDTH, 2 << 18)), "a centre longer"),

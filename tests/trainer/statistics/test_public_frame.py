@@ -1,4 +1,6 @@
-"""The public frame: of drawn surfaces alone, the same for everybody, and along what surfaces differ."""
+"""The public frame: of drawn surfaces alone, the same for everybody,
+and along what surfaces differ.
+"""
 
 import numpy as np
 import torch
@@ -47,15 +49,22 @@ def test_a_plants_images_have_no_part_in_it_and_a_plant_without_any_has_the_same
 
 def test_another_encoder_and_another_size_have_another_one() -> None:
     first = public_frame(NETWORK, encoder(), images())
-    for other in (public_frame(NETWORK, encoder(1), images()), public_frame(NETWORK, encoder(), images(16))):
+    for other in (
+        public_frame(NETWORK, encoder(1), images()),
+        public_frame(NETWORK, encoder(), images(16)),
+    ):
         assert not np.allclose(first.centre, other.centre)
 
 
 def test_what_it_spans_hardly_depends_on_a_machines_rounding() -> None:
-    """Where arithmetic differs by a millionth, as between processors, sums of all plants are still of one thing."""
+    """Where arithmetic differs by a millionth, as between processors,
+    sums of all plants are still of one thing.
+    """
     first = public_frame(NETWORK, encoder(), images())
     random = torch.Generator().manual_seed(0)
-    rounded = {n: v * (1 + 1e-6 * torch.randn(v.shape, generator=random)) for n, v in encoder().items()}
+    rounded = {
+        n: v * (1 + 1e-6 * torch.randn(v.shape, generator=random)) for n, v in encoder().items()
+    }
     other = public_frame(NETWORK, rounded, images())
     apart = first.directions - first.directions @ other.directions.T @ other.directions
     assert np.linalg.norm(apart, axis=1).max() < 0.02
@@ -66,7 +75,8 @@ def test_surfaces_differ_more_along_it_than_elsewhere() -> None:
     """Of plants that were not drawn for it."""
     pixels = draw_images(np.repeat(np.arange(len(CLASSES)), 4), 32, seed=7)
     data = images()._replace(
-        images=torch.from_numpy(pixels).permute(0, 3, 1, 2), labels=torch.zeros(len(pixels), dtype=torch.int64)
+        images=torch.from_numpy(pixels).permute(0, 3, 1, 2),
+        labels=torch.zeros(len(pixels), dtype=torch.int64),
     )
     features = encode_all(NETWORK, encoder(), data).astype(np.float64)
     features /= np.linalg.norm(features, axis=1, keepdims=True)

@@ -32,11 +32,18 @@ COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=4)
 def reference(plants: list[Plant], classes: int) -> dict[str, np.ndarray]:
     """The sums, image by image and view by view, as the formulas have them."""
     d = plants[0].features.shape[2]
-    out = {name.removeprefix("statistics."): np.zeros(shape) for name, shape in shapes(classes, d).items()}
+    out = {
+        name.removeprefix("statistics."): np.zeros(shape)
+        for name, shape in shapes(classes, d).items()
+    }
     out["scatter"] = np.zeros((d, d))
     for plant in plants:
         for label in range(classes):
-            images = [quantise(views) for views, own in zip(plant.features, plant.labels, strict=True) if own == label]
+            images = [
+                quantise(views)
+                for views, own in zip(plant.features, plant.labels, strict=True)
+                if own == label
+            ]
             n = len(images)
             if n == 0:
                 continue
@@ -65,7 +72,9 @@ def test_sums_are_what_the_formulas_say(seed: int):
     expected = reference(plants, 4)
     for name, value in total_of(plants, 4).values()._asdict().items():
         # A step of the grid is at most 2^-24 (fourth powers), and each plant's sum is rounded once.
-        assert np.allclose(value, expected[name], rtol=0, atol=2e-6 if name == "quartic" else 1e-9), name
+        assert np.allclose(
+            value, expected[name], rtol=0, atol=2e-6 if name == "quartic" else 1e-9
+        ), name
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -97,13 +106,22 @@ def test_what_is_taken_out_of_totals_might_never_have_been_there(seed: int):
 
 
 def test_sums_of_a_hundred_thousand_plants_cannot_overflow():
-    """Each plant's steps are bounded by what `check` lets pass: unit vectors, MAX_IMAGES of them."""
+    """Each plant's steps are bounded by what `check` lets pass: unit vectors,
+    MAX_IMAGES of them.
+    """
     images, tolerance = MAX_IMAGES, 1.1
     largest = {  # of an entry, for one plant
-        "images": images, "squares": images**2, "holders": 1, "singles": 1,
-        "sums": images, "single_sums": 1, "scatter": images, "trace": images, "between": images,
+        "images": images,
+        "squares": images**2,
+        "holders": 1,
+        "singles": 1,
+        "sums": images,
+        "single_sums": 1,
+        "scatter": images,
+        "trace": images,
+        "between": images,
         "quartic": 32 * images,
-    }  # fmt: skip
+    }
     for name, spec in specs(10, 4).items():
         steps = largest[name.removeprefix("statistics.")] * 2**spec.scale
         assert 100_000 * steps * tolerance < 2**63, name
@@ -148,7 +166,9 @@ def test_more_images_than_a_plant_may_have_are_refused():
 @given(COUNTS, st.integers(1, 12), st.integers(0, 10**6), st.booleans())
 def test_honest_sums_always_pass(counts: list[int], dimensions: int, seed: int, projected: bool):
     plant = draw_plant(seed, counts, dimensions + 3 * projected)
-    features = plant.features @ directions(dimensions + 3, dimensions).T if projected else plant.features
+    features = (
+        plant.features @ directions(dimensions + 3, dimensions).T if projected else plant.features
+    )
     check(collect(features.astype(np.float32), plant.labels, len(counts)).arrays())
 
 
@@ -200,7 +220,9 @@ def counted(label: int, images: int) -> Change:
 def wrapping(sums: Sums) -> Sums:
     """Counts whose sum, and squares, are 0 modulo 2^64."""
     images = np.full(4, 2**62)
-    return sums._replace(images=images, squares=images * 0, holders=images // images, singles=images * 0)
+    return sums._replace(
+        images=images, squares=images * 0, holders=images // images, singles=images * 0
+    )
 
 
 def lengthened(label: int) -> Change:
@@ -208,7 +230,9 @@ def lengthened(label: int) -> Change:
 
     def change(sums: Sums) -> Sums:
         array = sums.sums.copy()
-        array[label] = array[label] * 1.3 / np.linalg.norm(array[label] / 2**18 / sums.images[label])
+        array[label] = (
+            array[label] * 1.3 / np.linalg.norm(array[label] / 2**18 / sums.images[label])
+        )
         single = np.where((sums.images == 1)[:, None], array, 0)
         between = (np.square(array.astype(float)).sum(1) / np.maximum(sums.images, 1)).sum() / 8
         return sums._replace(sums=array, single_sums=single, between=np.array([round(between)]))
@@ -221,7 +245,9 @@ def pointing_elsewhere(sums: Sums) -> Sums:
     array = np.zeros_like(sums.sums)
     array[2, 0] = 2**18
     scatter = np.diag([0, *[2**33] * (array.shape[1] - 1)])[np.triu_indices(array.shape[1])]
-    of_others = sums._replace(sums=array, single_sums=array, scatter=scatter, between=np.array([2**33]))
+    of_others = sums._replace(
+        sums=array, single_sums=array, scatter=scatter, between=np.array([2**33])
+    )
     return of_others._replace(trace=np.array([0]))
 
 
@@ -231,7 +257,10 @@ LIARS: dict[str, tuple[str, Change]] = {
     "too many images": ("images; 0 to", counted(0, MAX_IMAGES + 1)),
     "too many images in sum": ("images; 0 to", counted(0, MAX_IMAGES)),
     "as many as wrap around": ("images; 0 to", wrapping),
-    "squares of other counts": ("contradict their own numbers", entry("squares", 0, lambda old: old + 1)),
+    "squares of other counts": (
+        "contradict their own numbers",
+        entry("squares", 0, lambda old: old + 1),
+    ),
     "a holder without images": ("contradict their own numbers", entry("holders", 1, lambda _: 1)),
     "a single class of three": ("contradict their own numbers", entry("singles", 0, lambda _: 1)),
     "a longer mean": ("longer than any", lengthened(0)),
@@ -239,7 +268,10 @@ LIARS: dict[str, tuple[str, Change]] = {
     "extreme features": ("longer than any", entry("sums", (0, 0), lambda _: -TOP - 1)),
     "a class's sum without images": ("longer than any", entry("sums", (1, 0), lambda _: 1)),
     "another single image": ("single images", entry("single_sums", (2, 0), lambda old: old + 1)),
-    "a single image of another class": ("single images", entry("single_sums", (0, 0), lambda old: old + 1)),
+    "a single image of another class": (
+        "single images",
+        entry("single_sums", (0, 0), lambda old: old + 1),
+    ),
     "another length of means": ("their own means", entry("between", 0, lambda old: old + 1)),
     "extreme length of means": ("their own means", entry("between", 0, lambda _: -TOP - 1)),
     "a negative trace": ("spread more widely", entry("trace", 0, lambda _: -1)),
@@ -290,16 +322,25 @@ FALSE_TOTALS: dict[str, tuple[str, Change]] = {
     "most images": ("images; 0 to", every("images", lambda old: old * 0 + TOP)),
     "least images": ("images; 0 to", every("images", lambda old: old * 0 - TOP - 1)),
     "images that wrap around": ("images; 0 to", every("images", lambda old: old * 0 + 2**62)),
-    "more images than their holders can have": ("their own numbers", entry("images", 0, lambda _: 10**4)),
+    "more images than their holders can have": (
+        "their own numbers",
+        entry("images", 0, lambda _: 10**4),
+    ),
     "more holders than nodes": ("their own numbers", every("holders", lambda old: old + 4)),
     "negative holders": ("their own numbers", every("holders", lambda old: -old - 10)),
     "more singles than holders": ("their own numbers", every("singles", lambda old: old + 2)),
     "negative singles": ("their own numbers", every("singles", lambda old: old - 5)),
     "negative squares": ("their own numbers", every("squares", lambda old: old * 0 - 2**62)),
     "squares below counts": ("their own numbers", every("squares", np.zeros_like)),
-    "squares above those of one plant": ("their own numbers", every("squares", lambda old: old * 9)),
+    "squares above those of one plant": (
+        "their own numbers",
+        every("squares", lambda old: old * 9),
+    ),
     "extreme sums": ("longer than any", every("sums", lambda old: old * 0 + TOP)),
-    "extreme sums of single images": ("longer than any", every("single_sums", lambda old: old * 0 - TOP - 1)),
+    "extreme sums of single images": (
+        "longer than any",
+        every("single_sums", lambda old: old * 0 - TOP - 1),
+    ),
     "least lengths of means": ("their own means", every("between", lambda old: old * 0 - TOP - 1)),
     "means shorter than their mean": ("their own means", every("between", np.zeros_like)),
     "most lengths of means": ("their own means", every("between", lambda old: old * 0 + TOP)),
@@ -338,7 +379,8 @@ def test_a_trace_needs_two_images_of_a_class():
 
 def test_images_scatter_no_more_than_their_views_do():
     plant = draw_plant(0, [3, 1, 5], 6)
-    honest = collect(plant.features / 2, plant.labels, 3)  # far from the widest that unit vectors can be spread
+    # far from the widest that unit vectors can be spread
+    honest = collect(plant.features / 2, plant.labels, 3)
     check(honest.arrays())
     with pytest.raises(ValueError, match="spread more widely"):
         check(honest._replace(trace=honest.trace * 3 // 2).arrays())

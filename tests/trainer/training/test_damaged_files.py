@@ -1,4 +1,6 @@
-"""Every file of a personal model, damaged: it is read as it was written, or refused with what to do."""
+"""Every file of a personal model, damaged: it is read as it was written,
+or refused with what to do.
+"""
 
 from pathlib import Path
 
@@ -19,11 +21,18 @@ KNOWN = (
 
 def model(seed: int) -> PersonalModel:
     random = torch.Generator().manual_seed(seed)
-    tensors = {name: torch.randn(8, 8, generator=random) for name in ("encoder.weight", "classifier.weight")}
-    seen = HeldOutPrediction(path=f"/{seed}", digest=f"{seed}" * 64, label="patches", verdict="patches", confidence=0.5)
+    tensors = {
+        name: torch.randn(8, 8, generator=random)
+        for name in ("encoder.weight", "classifier.weight")
+    }
+    seen = HeldOutPrediction(
+        path=f"/{seed}", digest=f"{seed}" * 64, label="patches", verdict="patches", confidence=0.5
+    )
     taught = TrainingImage(path=f"/{seed}", digest=f"{seed}" * 64, label="patches")
     shared = {"encoder.weight": tensors["encoder.weight"], "sums": torch.randn(9, generator=random)}
-    return PersonalModel(msgspec.structs.replace(FACTS, seed=seed), tensors, (seen,), (taught,), shared)
+    return PersonalModel(
+        msgspec.structs.replace(FACTS, seed=seed), tensors, (seen,), (taught,), shared
+    )
 
 
 def read(folder: Path) -> PersonalModel:
@@ -56,4 +65,6 @@ def test_each_fault_of_each_file_ends_well(tmp_path: Path) -> None:
     cases = snapshot.cases()
     outcomes = try_all("personal model", snapshot, cases, start, tmp_path / "scratch")
     assert len(outcomes) == len(cases) == len(FAULTS) * len(KNOWN)
-    assert sum(each == RECOVERED for each in outcomes.values()) == 1, "only the list of checksums may be missing"
+    assert sum(each == RECOVERED for each in outcomes.values()) == 1, (
+        "only the list of checksums may be missing"
+    )

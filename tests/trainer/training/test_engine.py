@@ -44,31 +44,46 @@ def test_features_are_those_of_each_image_and_larger_images_come_in_smaller_batc
     random = np.random.default_rng(count)
     pixels = random.integers(0, 256, (count, size, size, 3), np.uint8)
     images = LabelledImages(pixels, np.zeros(count, int), ("",) * count, ())
-    data = TrainingSet.of(images, Preprocessing(size=size, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)))
+    data = TrainingSet.of(
+        images, Preprocessing(size=size, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    )
     network, tensors = Watched(), to_tensors(initial_encoder("small", "none", count))
     found = encode_all(network, tensors, data)
     assert network.given == batches
     with torch.no_grad():
-        alone = [network.encode(tensors, data.network_input(slice(k, k + 1)))[0].numpy() for k in range(count)]
+        alone = [
+            network.encode(tensors, data.network_input(slice(k, k + 1)))[0].numpy()
+            for k in range(count)
+        ]
     np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_sgd_has_momentum_and_weight_decay_and_begins_at_rest() -> None:
     """By hand, for a loss whose gradient is the tensor itself."""
 
-    def squares(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def squares(
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         loss = tensors["classifier.weight"].square().sum() / 2
         return loss, {"L_C": loss}
 
     data = TrainingSet.of(
-        LabelledImages(np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, int), ("",) * 4, ()), Preprocessing(size=16)
+        LabelledImages(np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, int), ("",) * 4, ()),
+        Preprocessing(size=16),
     )
     phase = Phase("train", (Step(("classifier",), squares),), epochs=3)
     training = Training(learning_rate=0.1, optimizer="sgd", augment=False)
     value = 2.0
     for _ in range(2):  # rounds
         tensors, moments, _ = run_phase(
-            Network("small", 2), phase, {"classifier.weight": torch.tensor(value)}, {}, {}, data, training, seed=1
+            Network("small", 2),
+            phase,
+            {"classifier.weight": torch.tensor(value)},
+            {},
+            {},
+            data,
+            training,
+            seed=1,
         )
         speed = 0.0
         for _ in range(3):

@@ -1,4 +1,6 @@
-"""Whether a plant has enough images: told of its folder before it joins, and of what is behind its model."""
+"""Whether a plant has enough images: told of its folder before it joins,
+and of what is behind its model.
+"""
 
 import json
 import shutil
@@ -33,12 +35,18 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_command_tells_of_a_folder_alone_and_names_the_image_in_the_wrong_one_first(plant: Path) -> None:
+def test_the_command_tells_of_a_folder_alone_and_names_the_image_in_the_wrong_one_first(
+    plant: Path,
+) -> None:
     told = here("check", plant, "--size", 32, "--learning-curve", "--json")
     assert told.returncode == 0, told.stderr
-    curve = msgspec.json.decode(json.dumps(json.loads(told.stdout)["learning_curve"]), type=LearningCurve)
+    curve = msgspec.json.decode(
+        json.dumps(json.loads(told.stdout)["learning_curve"]), type=LearningCurve
+    )
     assert (curve.judged, curve.cross_validated, curve.others) == (21, True, 0)
-    assert [(each.name, each.images) for each in curve.classes] == list(zip(CLASSES, (6, 8, 7), strict=True))
+    assert [(each.name, each.images) for each in curve.classes] == list(
+        zip(CLASSES, (6, 8, 7), strict=True)
+    )
     assert curve.points[-1].accuracy.value > curve.points[0].accuracy.value
     first = curve.doubts[0]
     assert Path(first.path).name == "moved.png"
@@ -46,10 +54,15 @@ def test_the_command_tells_of_a_folder_alone_and_names_the_image_in_the_wrong_on
 
 
 def test_a_person_reads_the_same(plant: Path, tmp_path: Path) -> None:
-    told = here("check", plant, "--size", 32, "--learning-curve", "--picture", tmp_path / "sheet.png")
+    told = here(
+        "check", plant, "--size", 32, "--learning-curve", "--picture", tmp_path / "sheet.png"
+    )
     assert told.returncode == 0
     assert "images of each class" in told.stdout
-    assert "of 21 images that it has not seen are right; the second half of the images brought" in told.stdout
+    assert (
+        "of 21 images that it has not seen are right; the second half of the images brought"
+        in told.stdout
+    )
     assert "moved.png: labelled patches" in told.stdout
 
 
@@ -69,7 +82,9 @@ def test_held_out_images_judge_where_there_are_some(plant: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_look_alikes_never_judge_each_other(tmp_path: Path) -> None:
-    """All images of a class are of one group: whichever is left out, nothing is left of its class."""
+    """All images of a class are of one group: whichever is left out,
+    nothing is left of its class.
+    """
     plant = draw(tmp_path / "images", 4, 1)
     for file in sorted((plant / CLASSES[2]).iterdir()):
         file.rename(file.with_name(f"sheet1-{file.name}"))
@@ -78,7 +93,9 @@ def test_look_alikes_never_judge_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("classes", "each"), [(CLASSES[:1], 4), (CLASSES, 1)])
-def test_too_few_images_for_a_curve_are_a_usage_error(classes: tuple[str, ...], each: int, tmp_path: Path) -> None:
+def test_too_few_images_for_a_curve_are_a_usage_error(
+    classes: tuple[str, ...], each: int, tmp_path: Path
+) -> None:
     plant = draw(tmp_path / "images", each, 1, classes)
     told = here("check", plant, "--size", 32, "--learning-curve")
     assert told.returncode == 2
@@ -87,13 +104,18 @@ def test_too_few_images_for_a_curve_are_a_usage_error(classes: tuple[str, ...], 
 
 
 def test_a_check_without_a_curve_loads_no_torch() -> None:
-    code = "import sys; from trainer.data.checks import findings_output, image_checks; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from trainer.data.checks import findings_output, image_checks; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of two plants' personal models, `a` with held-out images and `b` with too few, and their images."""
+    """Folders of two plants' personal models, `a` with held-out images and `b` with too few,
+    and their images.
+    """
     folder = tmp_path_factory.mktemp("models")
     plants = {"a": draw(folder / "images-a", 10, 1), "b": draw(folder / "images-b", 4, 2)}
     request = Request("gaussian", model="small", weights="none", size=32, seed=7)
@@ -104,7 +126,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_models_curve_is_of_its_encoder_and_the_others_sums_and_ends_where_the_model_does(models: Path) -> None:
+def test_a_models_curve_is_of_its_encoder_and_the_others_sums_and_ends_where_the_model_does(
+    models: Path,
+) -> None:
     curve = trace_model(models / "a")
     assert curve is not None
     assert (curve.judged, curve.cross_validated, curve.others) == (6, False, 12)

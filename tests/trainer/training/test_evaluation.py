@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from edge.bundle.comparison import CandidateName, Comparison
 from edge.uncertainty.performance import wilson_interval
-from trainer.training.evaluation import accuracy, compare, macro_f1, paired_interval, predict_among, predict_in_service
+from trainer.training.evaluation import (
+    accuracy,
+    compare,
+    macro_f1,
+    paired_interval,
+    predict_among,
+    predict_in_service,
+)
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 1, 1, 2, 2])
@@ -29,7 +36,9 @@ def test_macro_f1_counts_each_class_alike_however_many_images_it_has() -> None:
 
 
 def test_a_class_that_only_the_model_names_lowers_the_others_but_has_no_f1_of_its_own() -> None:
-    assert macro_f1(np.array([0, 0, 5, 1]), np.array([0, 0, 0, 1])) == pytest.approx((4 / 5 + 1) / 2)
+    assert macro_f1(np.array([0, 0, 5, 1]), np.array([0, 0, 0, 1])) == pytest.approx(
+        (4 / 5 + 1) / 2
+    )
 
 
 def test_right_answers_alone_score_one_and_wrong_ones_alone_zero() -> None:
@@ -47,7 +56,9 @@ def test_right_answers_alone_score_one_and_wrong_ones_alone_zero() -> None:
         (15, 148, 0.0624, 0.1605),
     ],
 )
-def test_wilsons_interval_is_the_published_one(correct: int, count: int, low: float, high: float) -> None:
+def test_wilsons_interval_is_the_published_one(
+    correct: int, count: int, low: float, high: float
+) -> None:
     assert wilson_interval(correct, count) == pytest.approx((low, high), abs=5e-4)
 
 
@@ -62,16 +73,22 @@ def test_more_images_narrow_the_interval() -> None:
 
 
 def fourfold(both: int, second: int, first: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right answers of two classifiers: images that both, only the second, only the first and neither got right."""
+    """Right answers of two classifiers: images that both, only the second,
+    only the first and neither got right.
+    """
     counts = (both, second, first, neither)
-    return np.repeat([True, False, True, False], counts), np.repeat([True, True, False, False], counts)
+    return np.repeat([True, False, True, False], counts), np.repeat(
+        [True, True, False, False], counts
+    )
 
 
 @pytest.mark.parametrize(
     ("table", "low", "high"),
     [
-        ((14, 5, 0, 22), 0.011, 0.226),  # Altman et al., Statistics with Confidence, 2000, table 6.2
-        ((59, 6, 16, 80), -0.1186, -0.0046),  # Cavo et al., 2012, in Fagerland et al., 2017, chapter 8
+        # Altman et al., Statistics with Confidence, 2000, table 6.2
+        ((14, 5, 0, 22), 0.011, 0.226),
+        # Cavo et al., 2012, in Fagerland et al., 2017, chapter 8
+        ((59, 6, 16, 80), -0.1186, -0.0046),
     ],
 )
 def test_newcombes_paired_interval_is_the_published_one(
@@ -81,13 +98,16 @@ def test_newcombes_paired_interval_is_the_published_one(
 
 
 def test_a_weak_positive_correlation_counts_as_none() -> None:
-    second, first = wilson_interval(2, 21), wilson_interval(8, 21)  # 1 * 12 - 1 * 7 is less than half of 21
+    # 1 * 12 - 1 * 7 is less than half of 21
+    second, first = wilson_interval(2, 21), wilson_interval(8, 21)
     below = np.hypot(2 / 21 - second[0], first[1] - 8 / 21)
     assert paired_interval(*fourfold(1, 1, 7, 12))[0] == pytest.approx(-6 / 21 - below)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=80))
-def test_a_paired_interval_contains_the_difference_and_turns_with_its_sides(answers: list[tuple[bool, bool]]) -> None:
+def test_a_paired_interval_contains_the_difference_and_turns_with_its_sides(
+    answers: list[tuple[bool, bool]],
+) -> None:
     first, second = np.array(answers, bool).T
     low, high = paired_interval(first, second)
     assert -1 <= low <= second.mean() - first.mean() <= high <= 1
@@ -96,7 +116,9 @@ def test_a_paired_interval_contains_the_difference_and_turns_with_its_sides(answ
 
 
 @pytest.mark.parametrize("table", [(60, 0, 0, 0), (0, 0, 0, 60), (50, 0, 0, 10)])
-def test_classifiers_that_always_agree_on_a_few_images_are_not_proved_equal(table: tuple[int, int, int, int]) -> None:
+def test_classifiers_that_always_agree_on_a_few_images_are_not_proved_equal(
+    table: tuple[int, int, int, int],
+) -> None:
     low, high = paired_interval(*fourfold(*table))
     assert low == pytest.approx(-high)
     assert 0.01 < high < 0.07
@@ -119,10 +141,20 @@ LABELLED = np.array([0, 0, 2, 2, 2, 0] * 2)
 
 
 def compared(
-    alone: np.ndarray, together: np.ndarray, mixed: np.ndarray, history: tuple[float, ...] = (), images: int = 12
+    alone: np.ndarray,
+    together: np.ndarray,
+    mixed: np.ndarray,
+    history: tuple[float, ...] = (),
+    images: int = 12,
 ) -> Comparison:
-    """Of candidates whose logits for the first six of LABELLED are these, and for the next six the same."""
-    candidates: dict[CandidateName, np.ndarray] = {"alone": alone, "together": together, "mixed": mixed}
+    """Of candidates whose logits for the first six of LABELLED are these,
+    and for the next six the same.
+    """
+    candidates: dict[CandidateName, np.ndarray] = {
+        "alone": alone,
+        "together": together,
+        "mixed": mixed,
+    }
     logits = {name: np.tile(each, (2, 1))[:images] for name, each in candidates.items()}
     return compare(logits, LABELLED[:images], [0, 2], history, cross_validated=False)
 
@@ -137,7 +169,7 @@ def test_in_service_a_class_that_was_never_taught_must_be_five_times_as_likely()
     assert predict_in_service(logits, [0, 2]).tolist() == [0, 1]
 
 
-def test_a_candidate_that_takes_own_images_for_others_classes_is_not_deployed_for_what_a_mask_would_hide() -> None:
+def test_a_candidate_that_confuses_own_images_is_not_deployed_for_what_a_mask_would_hide() -> None:
     private, shared = logits_for([0, 0, 2, 2, 0, 0]), logits_for([0, 0, 2, 2, 2, 0])
     shared[:, 1] = 9.0  # a class that this plant never taught
     found = compared(private, shared, shared)
@@ -176,7 +208,11 @@ def test_fewer_than_ten_images_choose_nothing_and_the_mix_is_deployed() -> None:
 def test_a_plant_of_one_class_deploys_what_it_learnt_with_others() -> None:
     """By itself it calls everything that class, and so is always right among its own."""
     alone, together = logits_for([0, 0, 0, 0]), logits_for([0, 2, 0, 2])
-    candidates: dict[CandidateName, np.ndarray] = {"alone": alone, "together": together, "mixed": alone}
+    candidates: dict[CandidateName, np.ndarray] = {
+        "alone": alone,
+        "together": together,
+        "mixed": alone,
+    }
     found = compare(candidates, np.zeros(4, int), [0], (), cross_validated=True)
     assert (found.alone.accuracy, found.deployed) == (1.0, "together")
 
@@ -188,7 +224,13 @@ def test_guessing_is_naming_the_commonest_class() -> None:
 
 @pytest.mark.parametrize(
     ("history", "fall"),
-    [((0.5, 0.9, 0.5), (0.9, 0.5)), ((0.5, 0.9, 0.8), (0.9, 0.5)), ((0.3, 0.5), None), ((0.6,), None), ((), None)],
+    [
+        ((0.5, 0.9, 0.5), (0.9, 0.5)),
+        ((0.5, 0.9, 0.8), (0.9, 0.5)),
+        ((0.3, 0.5), None),
+        ((0.6,), None),
+        ((), None),
+    ],
 )
 def test_a_fall_during_training_is_told_from_two_images_on(
     history: tuple[float, ...], fall: tuple[float, float] | None

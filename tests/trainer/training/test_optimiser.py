@@ -18,14 +18,19 @@ seeds = pytest.mark.parametrize("seed", range(3))
 def drawn(seed: int) -> Tensors:
     random = torch.Generator().manual_seed(seed)
     shapes = {"encoder": (3, 4), "bias": (3,), "classifier": (2, 3)}
-    return {name: torch.randn(shape, generator=random).requires_grad_() for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape, generator=random).requires_grad_()
+        for name, shape in shapes.items()
+    }
 
 
 def descend(optimiser: Optimiser | torch.optim.Optimizer, tensors: Tensors, steps: int) -> None:
     """Against a loss of all tensors, at every second step of the classifier alone."""
     for step in range(steps):
         optimiser.zero_grad()
-        sum((tensors[name] ** 4).sum() for name in (tensors if step % 2 == 0 else ["classifier"])).backward()  # type: ignore[union-attr]
+        sum(
+            (tensors[name] ** 4).sum() for name in (tensors if step % 2 == 0 else ["classifier"])
+        ).backward()  # type: ignore[union-attr]
         optimiser.step()
 
 
@@ -45,7 +50,9 @@ def test_adam_goes_on_with_the_moments_that_were_kept(seed: int) -> None:
     descend(adam, theirs, 5)
     assert all(torch.equal(ours[name], theirs[name]) for name in RATES)
     assert all(torch.equal(before.moments[name], kept[name]) for name in kept)
-    assert sorted(kept) == sorted(f"{name}/{moment}" for name in RATES for moment in ("step", "exp_avg", "exp_avg_sq"))
+    assert sorted(kept) == sorted(
+        f"{name}/{moment}" for name in RATES for moment in ("step", "exp_avg", "exp_avg_sq")
+    )
 
 
 @seeds
@@ -54,14 +61,16 @@ def test_sgd_is_torchs_and_keeps_no_moments(seed: int, descent: Sgd) -> None:
     ours, theirs = drawn(seed), drawn(seed)
     optimiser = Optimiser(ours, RATES, {"encoder/step": torch.ones(())}, descent)
     descend(optimiser, ours, 5)
-    sgd = torch.optim.SGD(groups(theirs), momentum=descent.momentum, weight_decay=descent.weight_decay, fused=True)
+    sgd = torch.optim.SGD(
+        groups(theirs), momentum=descent.momentum, weight_decay=descent.weight_decay, fused=True
+    )
     descend(sgd, theirs, 5)
     assert all(torch.equal(ours[name], theirs[name]) for name in RATES)
     assert optimiser.moments == {}
 
 
 @pytest.mark.slow
-def test_a_node_that_trains_the_default_model_loads_neither_torchs_compiler_nor_torchvision() -> None:
+def test_a_node_that_trains_the_default_model_loads_no_torch_compiler_nor_torchvision() -> None:
     code = """if True:
         import sys
         from tests.support.method_cases import CLASSES, shares
@@ -69,10 +78,13 @@ def test_a_node_that_trains_the_default_model_loads_neither_torchs_compiler_nor_
         from trainer.training.participant import Participant
 
         request = Request("afedcl_plus", {}, "mobilenet_v2", "surface", 32, {}, 1)
-        spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=3, participation=Participation())
+        spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=3, \
+participation=Participation())
         participant = Participant(spec, "plant-1", shares()["plant-1"])
         participant.contribute(participant.start(broadcast), broadcast, 2)
         print([name for name in ("torch", "torch._dynamo", "torchvision") if name in sys.modules])
     """
-    run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == "['torch']"

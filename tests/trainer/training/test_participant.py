@@ -1,4 +1,7 @@
-"""A node's part in a round for statistics. Rounds of training: tests/trainer/methods/test_method_properties.py."""
+"""A node's part in a round for statistics.
+
+Rounds of training: tests/trainer/methods/test_method_properties.py.
+"""
 
 from pathlib import Path
 
@@ -27,15 +30,28 @@ def method(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def drafted(*, rounds: int = 0, **participation: int) -> tuple[Spec, Arrays]:
     """With so many rounds of training before the one for statistics."""
-    request = Request(class_sums.NAME, {"trained": rounds > 0}, "small", "none", 16, {"local_epochs": 1}, rounds)
-    return draft(request, federation="test", classes=CLASSES, nodes=3, participation=Participation(**participation))
+    request = Request(
+        class_sums.NAME, {"trained": rounds > 0}, "small", "none", 16, {"local_epochs": 1}, rounds
+    )
+    return draft(
+        request,
+        federation="test",
+        classes=CLASSES,
+        nodes=3,
+        participation=Participation(**participation),
+    )
 
 
 def test_the_result_holds_the_totals_and_the_last_round_changes_no_model() -> None:
     spec, broadcast = drafted(rounds=2)
     closed: list[Arrays] = []
-    result = simulate(spec, broadcast, shares(), closed=lambda _, after: closed.append(after)).broadcast
-    own = [Participant(spec, node, each).contribute(State({}, {}), closed[1], 3)[1] for node, each in shares().items()]
+    result = simulate(
+        spec, broadcast, shares(), closed=lambda _, after: closed.append(after)
+    ).broadcast
+    own = [
+        Participant(spec, node, each).contribute(State({}, {}), closed[1], 3)[1]
+        for node, each in shares().items()
+    ]
     assert len(closed) == 3
     assert {each.weight for each in own} == {1.0}
     assert result[COUNTS].tolist() == [3, 9, 6]
@@ -49,11 +65,15 @@ def test_the_result_holds_the_totals_and_the_last_round_changes_no_model() -> No
 def test_the_batched_engine_computes_the_same_statistics(rounds: int) -> None:
     """To the byte of the same encoder; trained ones agree to rounding."""
     spec, broadcast = drafted(rounds=rounds)
-    plain, batched = (simulate(spec, broadcast, shares(), engine=Engine(kind)) for kind in ("plain", "batched"))
+    plain, batched = (
+        simulate(spec, broadcast, shares(), engine=Engine(kind)) for kind in ("plain", "batched")
+    )
     if rounds == 0:
         assert equal(plain.broadcast, batched.broadcast)
     for name in spec.statistics:
-        np.testing.assert_allclose(plain.broadcast[name], batched.broadcast[name], atol=rounds * 2**GRID / 1e3)
+        np.testing.assert_allclose(
+            plain.broadcast[name], batched.broadcast[name], atol=rounds * 2**GRID / 1e3
+        )
 
 
 def test_a_node_keeps_its_own_statistics_also_on_disk(tmp_path: Path) -> None:
@@ -84,7 +104,9 @@ def test_nothing_is_measured_in_the_round_for_statistics() -> None:
 
 
 def test_a_node_that_the_totals_do_not_hold_adds_its_own() -> None:
-    """It was away in the last round, or came too late: its model is the one that it would have had."""
+    """It was away in the last round, or came too late:
+    its model is the one that it would have had.
+    """
     spec, broadcast = drafted()
     models = simulate(spec, broadcast, shares()).models
     others = {node: each for node, each in shares().items() if node != "plant-2"}
@@ -98,7 +120,9 @@ def test_a_node_that_the_totals_do_not_hold_adds_its_own() -> None:
 
 
 def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
-    """One plant's ten images, five folds of two: each image's model has the other eight, computed here by hand."""
+    """One plant's ten images, five folds of two:
+    each image's model has the other eight, computed here by hand.
+    """
     spec, broadcast = drafted()
     train = images(2, 10)
     participant = Participant(spec, "plant-1", Images(train, None))
@@ -107,7 +131,10 @@ def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
     seen: list[int] = []
 
     def deploy(
-        network: Network, own: dict[str, torch.Tensor], received: dict[str, torch.Tensor], served: bool
+        network: Network,
+        own: dict[str, torch.Tensor],
+        received: dict[str, torch.Tensor],
+        served: bool,
     ) -> dict[str, torch.Tensor]:
         seen.append(int(own[COUNTS].sum()))
         assert not any(received[name].any() for name in spec.statistics), "others have none"
@@ -131,6 +158,9 @@ def test_training_alone_has_the_rounds_of_training() -> None:
 def test_the_statistics_of_others_change_a_model() -> None:
     spec, broadcast = drafted()
     changed = {**shares(), "plant-3": Images(images(77), images(177))}
-    one, other = (to_arrays(simulate(spec, broadcast, each).models["plant-1"].tensors) for each in (shares(), changed))
+    one, other = (
+        to_arrays(simulate(spec, broadcast, each).models["plant-1"].tensors)
+        for each in (shares(), changed)
+    )
     assert equal(select(one, ("encoder",)), select(other, ("encoder",)))
     assert not equal(one, other)

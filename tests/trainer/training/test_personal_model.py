@@ -1,4 +1,6 @@
-"""A personal model is read back from a node's disk as it was left there, or refused with what to do."""
+"""A personal model is read back from a node's disk as it was left there,
+or refused with what to do.
+"""
 
 import json
 from pathlib import Path
@@ -44,12 +46,23 @@ def test_facts_are_read_without_the_tensors(folder: Path) -> None:
 
 def test_facts_carry_over_from_the_federations_spec() -> None:
     spec, _ = drafted("afedcl")
-    metadata = ModelMetadata.from_spec(spec, "plant-1", 2, {"patches": 3}, {"accuracy": 1.0}, ({"round": 1.0},))
+    metadata = ModelMetadata.from_spec(
+        spec, "plant-1", 2, {"patches": 3}, {"accuracy": 1.0}, ({"round": 1.0},)
+    )
     assert (metadata.node, metadata.round) == ("plant-1", 2)
     assert (metadata.metrics, metadata.history) == ({"accuracy": 1.0}, ({"round": 1.0},))
     for name in (
-        "federation", "run", "method", "options", "model", "classes", "preprocessing", "training", "rounds", "seed"
-    ):  # fmt: skip
+        "federation",
+        "run",
+        "method",
+        "options",
+        "model",
+        "classes",
+        "preprocessing",
+        "training",
+        "rounds",
+        "seed",
+    ):
         assert getattr(metadata, name) == getattr(spec, name)
 
 
@@ -69,7 +82,9 @@ def test_of_a_node_that_has_not_come_to_its_end_that_is_said(given: str, tmp_pat
     assert "has not come to its end" in caught.value.remedy
 
 
-@pytest.mark.parametrize("damage", ["tensors cut", "tensors missing", "facts cut", "a fact missing", "one class"])
+@pytest.mark.parametrize(
+    "damage", ["tensors cut", "tensors missing", "facts cut", "a fact missing", "one class"]
+)
 def test_a_damaged_model_is_refused(folder: Path, damage: str) -> None:
     tensors, metadata = folder / "personal.safetensors", folder / "personal.json"
     told = json.loads(metadata.read_bytes())

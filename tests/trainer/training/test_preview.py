@@ -20,8 +20,10 @@ from trainer.training.preview import Preview, compute_loss, cross_entropy, previ
 def previewed(plants: dict[str, LabelledImages], node: str, **options: str) -> Preview:
     spec, broadcast = draft(
         Request("gaussian", options, model="small", weights="none", size=32, seed=7),
-        federation="steel", classes=CLASSES, nodes=len(plants),
-    )  # fmt: skip
+        federation="steel",
+        classes=CLASSES,
+        nodes=len(plants),
+    )
     images = {name: Images(each, None) for name, each in plants.items()}
     result = simulate(spec, broadcast, images).broadcast
     participant = Participant(spec, node, images[node])
@@ -36,7 +38,9 @@ def coloured(labels: list[int], seed: int) -> LabelledImages:
     for image, label in zip(pixels, labels, strict=True):
         image[..., label] += 100
     names = tuple(f"{seed}-{number}" for number in range(len(labels)))
-    return LabelledImages(pixels.clip(0, 255).astype(np.uint8), np.array(labels), names, tuple(map(Path, names)))
+    return LabelledImages(
+        pixels.clip(0, 255).astype(np.uint8), np.array(labels), names, tuple(map(Path, names))
+    )
 
 
 @pytest.fixture
@@ -55,10 +59,15 @@ def test_a_plant_is_told_which_classes_come_from_others(plants: dict[str, Labell
         ("patches", 5, 9, 2),
         ("scratches", 0, 9, 2),
     ]
-    assert any("only other plants" in line and "scratches (9 images at 2" in line for line in made.describe())
+    assert any(
+        "only other plants" in line and "scratches (9 images at 2" in line
+        for line in made.describe()
+    )
 
 
-def test_the_forecast_tells_own_all_and_what_the_plant_reaches_by_itself(plants: dict[str, LabelledImages]) -> None:
+def test_the_forecast_tells_own_all_and_what_the_plant_reaches_by_itself(
+    plants: dict[str, LabelledImages],
+) -> None:
     (forecast,) = previewed(plants, "plant-1").forecasts
     assert forecast.model == "small"
     assert forecast.images == 10
@@ -79,13 +88,17 @@ def test_encoders_are_compared_on_the_same_images() -> None:
     assert made.forecasts[1].own > 0.7
 
 
-def test_a_plant_with_one_image_a_class_has_no_forecast_of_itself(plants: dict[str, LabelledImages]) -> None:
+def test_a_plant_with_one_image_a_class_has_no_forecast_of_itself(
+    plants: dict[str, LabelledImages],
+) -> None:
     plants["plant-1"] = coloured([0, 1], 9)
     (forecast,) = previewed(plants, "plant-1").forecasts
     assert forecast.alone is None
 
 
-def test_an_image_that_is_the_only_one_of_its_class_is_not_judged(plants: dict[str, LabelledImages]) -> None:
+def test_an_image_that_is_the_only_one_of_its_class_is_not_judged(
+    plants: dict[str, LabelledImages],
+) -> None:
     """Without it nobody would know the class: it could only be wrong."""
     whole = previewed(plants, "plant-1").forecasts[0]
     del plants["plant-2"], plants["plant-3"]
@@ -96,7 +109,7 @@ def test_an_image_that_is_the_only_one_of_its_class_is_not_judged(plants: dict[s
     assert not any(doubt.path.endswith("-10") for doubt in made.doubts)
 
 
-def test_where_no_image_can_be_judged_there_are_no_figures_and_the_coordinator_is_told_none() -> None:
+def test_without_an_image_to_judge_there_are_no_figures_and_the_coordinator_is_told_none() -> None:
     made = previewed({f"plant-{label}": coloured([label], label) for label in range(3)}, "plant-0")
     (forecast,) = made.forecasts
     assert (forecast.images, forecast.own, forecast.all, forecast.alone) == (0, None, None, None)
@@ -105,14 +118,18 @@ def test_where_no_image_can_be_judged_there_are_no_figures_and_the_coordinator_i
     assert not any("%" in line for line in made.describe())
 
 
-def test_look_alikes_of_which_no_other_image_is_left_are_not_judged(plants: dict[str, LabelledImages]) -> None:
+def test_look_alikes_of_which_no_other_image_is_left_are_not_judged(
+    plants: dict[str, LabelledImages],
+) -> None:
     alike = plants["plant-1"]._replace(groups=np.arange(10) // 5)  # nobody else has the first class
     (forecast,) = previewed({**plants, "plant-1": alike}, "plant-1").forecasts
     assert forecast.images == 5
     assert forecast.alone is None
 
 
-def test_an_image_in_the_wrong_folder_is_named_with_what_it_looks_like(plants: dict[str, LabelledImages]) -> None:
+def test_an_image_in_the_wrong_folder_is_named_with_what_it_looks_like(
+    plants: dict[str, LabelledImages],
+) -> None:
     first = plants["plant-2"]
     labels = first.labels.copy()
     wrong = int(np.flatnonzero(labels == 2)[0])
@@ -128,24 +145,36 @@ def test_look_alikes_are_left_out_together(plants: dict[str, LabelledImages]) ->
     """An image's copy under another label would speak against it, were it not left out with it."""
     first = plants["plant-1"]
     alike = first._replace(groups=np.arange(10) // 5)
-    by_itself, in_groups = (previewed({**plants, "plant-1": each}, "plant-1") for each in (first, alike))
+    by_itself, in_groups = (
+        previewed({**plants, "plant-1": each}, "plant-1") for each in (first, alike)
+    )
     assert by_itself.forecasts[0].loss != in_groups.forecasts[0].loss
 
 
 def test_cross_entropy_is_that_of_the_best_scale() -> None:
-    logits, labels = np.array([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0], [0.0, 2.0]]), np.array([0, 1, 0, 0])
-    assert cross_entropy(logits, labels) == pytest.approx(cross_entropy(logits * 7, labels), rel=1e-2)
+    logits, labels = (
+        np.array([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0], [0.0, 2.0]]),
+        np.array([0, 1, 0, 0]),
+    )
+    assert cross_entropy(logits, labels) == pytest.approx(
+        cross_entropy(logits * 7, labels), rel=1e-2
+    )
     assert cross_entropy(logits, labels) < 4 * np.log(2)
 
 
 def test_the_better_encoder_costs_less(plants: dict[str, LabelledImages]) -> None:
     """The same encoder, and one whose features are noise."""
     spec, broadcast = draft(
-        Request("gaussian", model="small", weights="none", size=32, seed=7), federation="f", classes=CLASSES, nodes=3
+        Request("gaussian", model="small", weights="none", size=32, seed=7),
+        federation="f",
+        classes=CLASSES,
+        nodes=3,
     )
     random = np.random.default_rng(0)
     blind: Arrays = {
-        name: random.permutation(value.ravel()).reshape(value.shape) * 0 if name.endswith("weight") else value
+        name: random.permutation(value.ravel()).reshape(value.shape) * 0
+        if name.endswith("weight")
+        else value
         for name, value in select(broadcast, ("encoder",)).items()
     }
     assert compute_loss(spec, broadcast, plants) < compute_loss(spec, blind, plants)
@@ -161,18 +190,41 @@ def test_plants_hear_it_over_a_broker_and_the_coordinator_what_its_encoder_costs
     }
     processes = [
         start(
-            "coordinate", mosquitto.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "gaussian",
-            "--option", "others=efficientnet_lite0", "--model", "small", "--weights", drawn_weights(), "--size", 32,
-            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+            "coordinate",
+            mosquitto.url,
+            "--classes",
+            ",".join(CLASSES),
+            "--nodes",
+            2,
+            "--method",
+            "gaussian",
+            "--option",
+            "others=efficientnet_lite0",
+            "--model",
+            "small",
+            "--weights",
+            drawn_weights(),
+            "--size",
+            32,
+            "--state",
+            tmp_path / "coordinator",
+            log=tmp_path / "coordinator.log",
         )
-    ]  # fmt: skip
+    ]
     processes += [
         start(
-            "preview", mosquitto.url, "--name", name, "--data", folder, "--state", tmp_path / name,
+            "preview",
+            mosquitto.url,
+            "--name",
+            name,
+            "--data",
+            folder,
+            "--state",
+            tmp_path / name,
             log=tmp_path / f"{name}.log",
         )
         for name, folder in folders.items()
-    ]  # fmt: skip
+    ]
     try:
         codes = [process.wait(100) for process in processes]
     finally:
@@ -195,15 +247,37 @@ def test_a_preview_sends_no_sums_that_would_tell_more_than_the_plant_demands(
     mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
     coordinator = start(
-        "coordinate", mosquitto.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "gaussian",
-        "--model", "small", "--weights", drawn_weights(), "--size", 32, "--state", tmp_path / "coordinator",
+        "coordinate",
+        mosquitto.url,
+        "--classes",
+        ",".join(CLASSES),
+        "--nodes",
+        2,
+        "--method",
+        "gaussian",
+        "--model",
+        "small",
+        "--weights",
+        drawn_weights(),
+        "--size",
+        32,
+        "--state",
+        tmp_path / "coordinator",
         log=tmp_path / "coordinator.log",
-    )  # fmt: skip
+    )
     try:
         done = here(
-            "preview", mosquitto.url, "--name", "a", "--data", draw(tmp_path / "images", 3, 1), "--state",
-            tmp_path / "a", "--demand", "images=4",
-        )  # fmt: skip
+            "preview",
+            mosquitto.url,
+            "--name",
+            "a",
+            "--data",
+            draw(tmp_path / "images", 3, 1),
+            "--state",
+            tmp_path / "a",
+            "--demand",
+            "images=4",
+        )
     finally:
         coordinator.kill()
         coordinator.wait(60)
@@ -214,15 +288,35 @@ def test_a_preview_sends_no_sums_that_would_tell_more_than_the_plant_demands(
 
 def test_a_federation_that_trains_has_no_preview(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
     coordinator = start(
-        "coordinate", mosquitto.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "fedavg",
-        "--model", "small", "--weights", drawn_weights(), "--size", 32, "--state", tmp_path / "coordinator",
+        "coordinate",
+        mosquitto.url,
+        "--classes",
+        ",".join(CLASSES),
+        "--nodes",
+        2,
+        "--method",
+        "fedavg",
+        "--model",
+        "small",
+        "--weights",
+        drawn_weights(),
+        "--size",
+        32,
+        "--state",
+        tmp_path / "coordinator",
         log=tmp_path / "coordinator.log",
-    )  # fmt: skip
+    )
     try:
         done = here(
-            "preview", mosquitto.url, "--name", "a", "--data", draw(tmp_path / "images", 3, 1), "--state",
+            "preview",
+            mosquitto.url,
+            "--name",
+            "a",
+            "--data",
+            draw(tmp_path / "images", 3, 1),
+            "--state",
             tmp_path / "a",
-        )  # fmt: skip
+        )
     finally:
         coordinator.kill()
         coordinator.wait(60)

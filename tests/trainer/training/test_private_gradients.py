@@ -23,13 +23,20 @@ MAPPED = NETWORK.mapped()
 
 def tensors() -> Tensors:
     encoder = initial_encoder("small", "none", 0)
-    return to_tensors({**encoder, **init_linear("classifier", NETWORK.shape.features, 3, np.random.default_rng(0))})
+    return to_tensors(
+        {
+            **encoder,
+            **init_linear("classifier", NETWORK.shape.features, 3, np.random.default_rng(0)),
+        }
+    )
 
 
 def images(count: int = 5, seed: int = 0) -> TrainingSet:
     random = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (count, 3, 16, 16), generator=random, dtype=torch.uint8)
-    return TrainingSet(pixels, torch.arange(count) % 3, torch.full((3, 1, 1), 0.5), torch.full((3, 1, 1), 0.25))
+    return TrainingSet(
+        pixels, torch.arange(count) % 3, torch.full((3, 1, 1), 0.5), torch.full((3, 1, 1), 0.25)
+    )
 
 
 def encode(tensors: Tensors, inputs: Tensor, prefix: str = "encoder") -> Tensor:
@@ -41,11 +48,18 @@ def reader(data: TrainingSet) -> Callable[[slice], Batch]:
 
 
 def gradients(
-    data: TrainingSet, privacy: ImagePrivacy, *, secret: str = SECRET, basis: str = BASIS, phase: str = "train"
+    data: TrainingSet,
+    privacy: ImagePrivacy,
+    *,
+    secret: str = SECRET,
+    basis: str = BASIS,
+    phase: str = "train",
 ) -> tuple[Tensors, dict[str, Tensor]]:
     moved = {name: value for name, value in tensors().items() if is_trainable(name)}
     private = PrivateGradients(privacy, secret, basis, phase)
-    return private.compute(classification_loss, NETWORK, tensors(), moved, encode, len(data.labels), reader(data))
+    return private.compute(
+        classification_loss, NETWORK, tensors(), moved, encode, len(data.labels), reader(data)
+    )
 
 
 def flat(found: Tensors) -> Tensor:
@@ -56,7 +70,10 @@ LOUD, SILENT = ImagePrivacy(clip=1e3, noise=0.0), ImagePrivacy(clip=0.01, noise=
 
 
 def test_without_a_bound_and_noise_it_is_the_ordinary_gradient() -> None:
-    data, own = images(11), {name: value.requires_grad_() for name, value in tensors().items() if is_trainable(name)}
+    data, own = (
+        images(11),
+        {name: value.requires_grad_() for name, value in tensors().items() if is_trainable(name)},
+    )
     found, reported = gradients(data, LOUD)
     loss, _ = classification_loss(NETWORK, {**tensors(), **own}, reader(data)(slice(None)), encode)
     loss.backward()
@@ -89,7 +106,9 @@ def test_each_image_has_its_part_of_the_clip() -> None:
 def test_noise_has_the_deviation_that_the_account_is_told() -> None:
     """In lengths of the clip, of the sum over images: the gradient is its mean."""
     for count in (3, 7):
-        bare, noisy = (gradients(images(count), ImagePrivacy(clip=0.5, noise=noise))[0] for noise in (0.0, 4.0))
+        bare, noisy = (
+            gradients(images(count), ImagePrivacy(clip=0.5, noise=noise))[0] for noise in (0.0, 4.0)
+        )
         drawn = (flat(noisy) - flat(bare)) * count
         assert float(drawn.std()) == pytest.approx(4.0 * 0.5, rel=0.02)
         assert abs(float(drawn.mean())) < 0.1
@@ -106,7 +125,7 @@ def test_noise_is_whole_steps_added_to_whole_steps() -> None:
     assert torch.equal(_whole(gradient, 0.5)["w"], _whole(gradient, 0.5)["w"].round())
 
 
-def test_the_same_step_made_again_is_the_same_to_the_byte_and_every_other_has_noise_of_its_own() -> None:
+def test_a_step_made_again_is_the_same_to_the_byte_and_others_have_their_own_noise() -> None:
     privacy = ImagePrivacy(clip=0.5, noise=4.0)
     first = flat(gradients(images(), privacy)[0])
     assert torch.equal(first, flat(gradients(images(), privacy)[0]))
@@ -118,21 +137,32 @@ def test_the_same_step_made_again_is_the_same_to_the_byte_and_every_other_has_no
         gradients(images(), privacy, phase="another"),
         gradients(changed, privacy),
     ):
-        assert float((first - flat(other[0])).std()) == pytest.approx(4.0 * 0.5 / 5 * 2**0.5, rel=0.03)
+        assert float((first - flat(other[0])).std()) == pytest.approx(
+            4.0 * 0.5 / 5 * 2**0.5, rel=0.03
+        )
 
 
 def test_steps_of_a_phase_have_noise_of_their_own() -> None:
-    private, data = PrivateGradients(ImagePrivacy(clip=1e-6, noise=1e6), SECRET, BASIS, "train"), images()
+    private, data = (
+        PrivateGradients(ImagePrivacy(clip=1e-6, noise=1e6), SECRET, BASIS, "train"),
+        images(),
+    )
     moved = {name: value for name, value in tensors().items() if is_trainable(name)}
     one, other = (
-        flat(private.compute(classification_loss, NETWORK, tensors(), moved, encode, 5, reader(data))[0])
+        flat(
+            private.compute(
+                classification_loss, NETWORK, tensors(), moved, encode, 5, reader(data)
+            )[0]
+        )
         for _ in range(2)
     )
     assert abs(float(np.corrcoef(one, other)[0, 1])) < 0.05
 
 
 def test_an_image_whose_gradient_is_not_finite_counts_as_none() -> None:
-    def broken(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def broken(
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         loss, reported = classification_loss(network, tensors, batch, encode)
         return torch.where(batch.labels[0] == 0, torch.inf, 1.0) * loss, reported
 
@@ -142,19 +172,25 @@ def test_an_image_whose_gradient_is_not_finite_counts_as_none() -> None:
         broken, NETWORK, tensors(), moved, encode, 3, reader(data)
     )
     rest = data._replace(images=data.images[1:], labels=data.labels[1:])
-    torch.testing.assert_close(flat(found) * 3, flat(gradients(rest, SILENT)[0]) * 2, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        flat(found) * 3, flat(gradients(rest, SILENT)[0]) * 2, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_a_phase_takes_one_step_an_epoch_that_sees_all_images() -> None:
     seen: list[int] = []
 
-    def counting(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+    def counting(
+        network: Network, tensors: Tensors, batch: Batch, encode: Encode
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         seen.append(len(batch.labels))
         return classification_loss(network, tensors, batch, encode)
 
     training = Training(local_epochs=3, batch_size=4, batch_norm="eval")
     private = PrivateGradients(ImagePrivacy(clip=1.0, noise=1.0), SECRET, BASIS, "train")
     phase = plain_phase(training, loss=counting)
-    _, moments, _ = run_phase(NETWORK, phase, tensors(), {}, {}, images(19), training, 0, private=private)
+    _, moments, _ = run_phase(
+        NETWORK, phase, tensors(), {}, {}, images(19), training, 0, private=private
+    )
     assert float(moments["classifier.bias/step"]) == 3
     assert len(seen) == 3 * 3, "19 images, some at a time"

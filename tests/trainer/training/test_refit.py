@@ -35,14 +35,22 @@ REQUEST = Request("gaussian", model="small", weights="none", size=32, seed=7)
 def federated(plants: dict[str, Path], request: Request = REQUEST) -> PersonalModel:
     """The plant's model of a federation that is simulated."""
     spec, broadcast = draft(request, federation="steel", classes=CLASSES, nodes=len(plants))
-    return simulate(spec, broadcast, {name: load_images(spec, folder) for name, folder in plants.items()}).models[PLANT]
+    return simulate(
+        spec, broadcast, {name: load_images(spec, folder) for name, folder in plants.items()}
+    ).models[PLANT]
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PersonalModel]:
-    """Two plants' images, and the first one's model. It has two classes of the three; four images of each."""
+    """Two plants' images, and the first one's model.
+
+    It has two classes of the three; four images of each.
+    """
     folder = tmp_path_factory.mktemp("drawn")
-    plants = {PLANT: draw(folder / PLANT, 4, 1, CLASSES[:2]), "plant-2": draw(folder / "plant-2", 3, 2)}
+    plants = {
+        PLANT: draw(folder / PLANT, 4, 1, CLASSES[:2]),
+        "plant-2": draw(folder / "plant-2", 3, 2),
+    }
     personal_model.save(model := federated(plants), folder / "model")
     return folder, model
 
@@ -50,7 +58,10 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PersonalModel
 @pytest.fixture
 def plants(drawn: tuple[Path, PersonalModel], tmp_path: Path) -> dict[str, Path]:
     """The plants, whose first may be changed."""
-    return {PLANT: shutil.copytree(drawn[0] / PLANT, tmp_path / PLANT), "plant-2": drawn[0] / "plant-2"}
+    return {
+        PLANT: shutil.copytree(drawn[0] / PLANT, tmp_path / PLANT),
+        "plant-2": drawn[0] / "plant-2",
+    }
 
 
 @pytest.fixture
@@ -94,7 +105,9 @@ def remove_a_class(folder: Path) -> None:
 def test_a_model_with_other_images_is_what_it_would_always_have_been(
     change: Callable[[Path], None], told: str, plants: dict[str, Path], source: Path
 ) -> None:
-    """To the bit: of the others' totals, and of the model that a federation with these images gives."""
+    """To the bit: of the others' totals, and of the model that a federation with these images
+    gives.
+    """
     change(plants[PLANT])
     made, always = refit(source, plants[PLANT]), federated(plants)
     assert equal(to_arrays(made.model.tensors), to_arrays(always.tensors))
@@ -104,27 +117,42 @@ def test_a_model_with_other_images_is_what_it_would_always_have_been(
     assert made.notes[0] == f"since the model was made, {told} another class"
 
 
-def test_the_first_image_of_a_class_does_not_cost_the_model_what_was_held_out(tmp_path: Path) -> None:
-    plants = {PLANT: draw(tmp_path / PLANT, 10, 1, CLASSES[:2]), "plant-2": draw(tmp_path / "plant-2", 3, 2)}
+def test_the_first_image_of_a_class_does_not_cost_the_model_what_was_held_out(
+    tmp_path: Path,
+) -> None:
+    plants = {
+        PLANT: draw(tmp_path / PLANT, 10, 1, CLASSES[:2]),
+        "plant-2": draw(tmp_path / "plant-2", 3, 2),
+    }
     personal_model.save(before := federated(plants), tmp_path / "model")
     assert not before.metadata.metrics["cross_validated"]
     draw(tmp_path / "more", 1, 5)
     (tmp_path / "more" / CLASSES[2]).rename(plants[PLANT] / CLASSES[2])
     made = refit(tmp_path / "model", plants[PLANT]).model
     assert not made.metadata.metrics["cross_validated"]
-    assert {each.digest for each in made.predictions} == {each.digest for each in before.predictions}
+    assert {each.digest for each in made.predictions} == {
+        each.digest for each in before.predictions
+    }
     assert made.metadata.trained[CLASSES[2]] == 1
 
 
-def test_new_images_train_and_the_model_is_judged_on_those_that_were_held_out_before(tmp_path: Path) -> None:
-    """A line keeps what it doubts: one such image among those held out would spoil the thresholds of all verdicts."""
+def test_new_images_train_and_the_model_is_judged_on_those_that_were_held_out_before(
+    tmp_path: Path,
+) -> None:
+    """A line keeps what it doubts: one such image among those held out would spoil the
+    thresholds of all verdicts.
+    """
     plants = {PLANT: draw(tmp_path / PLANT, 10, 1), "plant-2": draw(tmp_path / "plant-2", 3, 2)}
     personal_model.save(before := federated(plants), tmp_path / "model")
     for path in draw(tmp_path / "more", 6, 5).glob("*/*"):
         path.rename(plants[PLANT] / path.parent.name / path.name)
     made = refit(tmp_path / "model", plants[PLANT]).model
-    assert {each.digest for each in made.predictions} == {each.digest for each in before.predictions}
-    assert sum(made.metadata.trained.values()) == sum(before.metadata.trained.values()) + 6 * len(CLASSES)
+    assert {each.digest for each in made.predictions} == {
+        each.digest for each in before.predictions
+    }
+    assert sum(made.metadata.trained.values()) == sum(before.metadata.trained.values()) + 6 * len(
+        CLASSES
+    )
 
 
 def test_features_of_an_image_are_computed_once(
@@ -159,10 +187,14 @@ def test_an_image_is_judged_by_the_head_of_a_plant_that_has_never_had_its_fold(
             State({}, {}), 1, others, others, (), None, counted=False
         )
         judged = train.take(held_out)
-        logits = predict(Network("small", 3), never.tensors, TrainingSet.of(judged, spec.preprocessing))
+        logits = predict(
+            Network("small", 3), never.tensors, TrainingSet.of(judged, spec.preprocessing)
+        )
         for digest, each in zip(judged.digests, logits, strict=True):
             assert found[digest].verdict == CLASSES[each.argmax()]
-            assert found[digest].confidence == pytest.approx(1 / np.exp(each - each.max()).sum(), rel=1e-5)
+            assert found[digest].confidence == pytest.approx(
+                1 / np.exp(each - each.max()).sum(), rel=1e-5
+            )
 
 
 def test_what_other_encoders_were_compared_for_a_model_is_made_anew_without_them(
@@ -171,10 +203,15 @@ def test_what_other_encoders_were_compared_for_a_model_is_made_anew_without_them
     model = federated(plants, REQUEST._replace(options={"others": "efficientnet_lite0"}))
     assert not select(model.shared, ("candidate",))
     personal_model.save(model, tmp_path / "compared")
-    assert equal(to_arrays(refit(tmp_path / "compared", plants[PLANT]).model.tensors), to_arrays(model.tensors))
+    assert equal(
+        to_arrays(refit(tmp_path / "compared", plants[PLANT]).model.tensors),
+        to_arrays(model.tensors),
+    )
 
 
-def test_a_model_made_anew_can_be_made_anew_again(plants: dict[str, Path], source: Path, tmp_path: Path) -> None:
+def test_a_model_made_anew_can_be_made_anew_again(
+    plants: dict[str, Path], source: Path, tmp_path: Path
+) -> None:
     remove(plants[PLANT])
     personal_model.save(refit(source, plants[PLANT]).model, tmp_path / "again")
     add_a_class(plants[PLANT])
@@ -198,10 +235,14 @@ def test_a_class_that_is_taken_out_is_never_named_and_the_others_are_told_apart_
     assert any(note.startswith("this model never names patches") for note in made.notes)
     personal_model.save(made.model, tmp_path / "less")
     back = refit(tmp_path / "less", plants[PLANT]).model
-    assert equal(to_arrays(back.tensors), to_arrays(with_it.tensors)), "what was left out comes back"
+    assert equal(to_arrays(back.tensors), to_arrays(with_it.tensors)), (
+        "what was left out comes back"
+    )
 
 
-def test_what_the_plant_calls_a_class_it_goes_on_to_call_so(plants: dict[str, Path], source: Path) -> None:
+def test_what_the_plant_calls_a_class_it_goes_on_to_call_so(
+    plants: dict[str, Path], source: Path
+) -> None:
     (plants[PLANT] / "patches").rename(plants[PLANT] / "Flecken")
     with pytest.raises(UsageError, match="Flecken"):
         refit(source, plants[PLANT])
@@ -216,19 +257,30 @@ def test_where_another_encoder_is_deployed_the_shared_one_is_kept_beside_it(
     model = drawn[1]
     alone = {name: value + 1 for name, value in model.tensors.items()}
     personal_model.save(model._replace(tensors=alone), tmp_path / "alone")
-    shared = [personal_model.load_shared(personal_model.load(each), each) for each in (source, tmp_path / "alone")]
+    shared = [
+        personal_model.load_shared(personal_model.load(each), each)
+        for each in (source, tmp_path / "alone")
+    ]
     assert all(equal(to_arrays(each), to_arrays(model.shared)) for each in shared)
-    sizes = [(folder / "shared.safetensors").stat().st_size for folder in (source, tmp_path / "alone")]
+    sizes = [
+        (folder / "shared.safetensors").stat().st_size for folder in (source, tmp_path / "alone")
+    ]
     assert sizes[0] < sizes[1]
 
 
-def test_what_has_unlearned_nothing_is_said(drawn: tuple[Path, PersonalModel], tmp_path: Path) -> None:
+def test_what_has_unlearned_nothing_is_said(
+    drawn: tuple[Path, PersonalModel], tmp_path: Path
+) -> None:
     """A trained encoder, and what was trained alone."""
     one = Candidate(accuracy=1, low=0, high=1)
     mixed = Comparison(images=8, guessing=0.5, alone=one, together=one, mixed=one, deployed="mixed")
     model = drawn[1]
     trained = msgspec.structs.replace(
-        model.metadata, method="fedper", options=complete_options("fedper", {}), head="statistics", comparison=mixed
+        model.metadata,
+        method="fedper",
+        options=complete_options("fedper", {}),
+        head="statistics",
+        comparison=mixed,
     )
     personal_model.save(model._replace(metadata=trained), tmp_path / "model")
     made = refit(tmp_path / "model", drawn[0] / PLANT)
@@ -238,7 +290,9 @@ def test_what_has_unlearned_nothing_is_said(drawn: tuple[Path, PersonalModel], t
     assert equal(to_arrays(made.model.tensors), to_arrays(model.tensors))
 
 
-def test_a_model_without_such_a_head_is_refused(drawn: tuple[Path, PersonalModel], tmp_path: Path) -> None:
+def test_a_model_without_such_a_head_is_refused(
+    drawn: tuple[Path, PersonalModel], tmp_path: Path
+) -> None:
     personal_model.save(drawn[1]._replace(shared={}), tmp_path / "model")
     with pytest.raises(UsageError, match="has no head of statistics"):
         refit(tmp_path / "model", drawn[0] / PLANT)
@@ -247,7 +301,9 @@ def test_a_model_without_such_a_head_is_refused(drawn: tuple[Path, PersonalModel
 def test_a_plant_and_a_class_leave_and_come_with_the_next_sums_from_the_earlier_encoder(
     plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Totals without a plant are the old ones less its sums, to the bit; one plant's new class is in others' heads."""
+    """Totals without a plant are the old ones less its sums, to the bit;
+    one plant's new class is in others' heads.
+    """
 
     def collected(who: Sequence[str], weights: str, classes: Sequence[str]) -> SimulationResult:
         request = REQUEST._replace(weights=weights)
@@ -271,22 +327,33 @@ def test_a_plant_and_a_class_leave_and_come_with_the_next_sums_from_the_earlier_
 
 @pytest.mark.parametrize(
     ("without", "why"),
-    [(["rust"], "no class 'rust'"), ([*CLASSES[:2]], "scratches is left"), (["inclusion"], "of a class that stays")],
+    [
+        (["rust"], "no class 'rust'"),
+        ([*CLASSES[:2]], "scratches is left"),
+        (["inclusion"], "of a class that stays"),
+    ],
 )
-def test_what_cannot_be_taken_out_is_said(without: list[str], why: str, plants: dict[str, Path], source: Path) -> None:
+def test_what_cannot_be_taken_out_is_said(
+    without: list[str], why: str, plants: dict[str, Path], source: Path
+) -> None:
     remove_a_class(plants[PLANT])
     with pytest.raises(UsageError, match=why):
         refit(source, plants[PLANT], without=without)
 
 
-def test_the_command_writes_a_model_beside_the_one_before(plants: dict[str, Path], source: Path) -> None:
+def test_the_command_writes_a_model_beside_the_one_before(
+    plants: dict[str, Path], source: Path
+) -> None:
     before = (source / "personal.safetensors").read_bytes()
     remove(plants[PLANT])
     done = here("refit", source, plants[PLANT])
     assert done.returncode == 0, done.stderr
     assert "1 are gone" in done.stderr
     assert "edge-node export" in done.stdout
-    assert personal_model.load(source.with_name("model-refitted")).metadata.trained == {"inclusion": 3, "patches": 4}
+    assert personal_model.load(source.with_name("model-refitted")).metadata.trained == {
+        "inclusion": 3,
+        "patches": 4,
+    }
     assert (source / "personal.safetensors").read_bytes() == before
 
 

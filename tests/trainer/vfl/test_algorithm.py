@@ -1,4 +1,7 @@
-"""Vertical federated learning against one autograd graph over all parties (paper, Algorithm 1, eqs. 1, 4, 5 and 7)."""
+"""Vertical federated learning against one autograd graph over all parties (paper, Algorithm 1, eqs.
+
+1, 4, 5 and 7).
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,7 +26,8 @@ NOISY = Channel(levels=3, sigma=0.1, loss=0.1)
 def joint_loss(simulation: Simulation, first: int, last: int) -> Tensor:
     """Eq. 1: one graph over all parties."""
     embeddings = [
-        sensor.model(x[first:last]) for sensor, x in zip(simulation.sensors, simulation.stream.samples, strict=True)
+        sensor.model(x[first:last])
+        for sensor, x in zip(simulation.sensors, simulation.stream.samples, strict=True)
     ]
     return nn.functional.cross_entropy(
         simulation.head.model(torch.cat(embeddings, 1)), simulation.stream.labels[first:last]
@@ -31,11 +35,15 @@ def joint_loss(simulation: Simulation, first: int, last: int) -> Tensor:
 
 
 def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float = 1e-6) -> bool:
-    return all(torch.allclose(*pair, rtol=0, atol=tolerance) for pair in zip(ours, theirs, strict=True))
+    return all(
+        torch.allclose(*pair, rtol=0, atol=tolerance) for pair in zip(ours, theirs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("network", "sensors"), [("dense", 2), ("dense", 4), ("conv", 3), ("vgg_small", 2)])
+@pytest.mark.parametrize(
+    ("network", "sensors"), [("dense", 2), ("dense", 4), ("conv", 3), ("vgg_small", 2)]
+)
 def test_on_a_clean_channel_rounds_of_one_iteration_are_steps_of_joint_gradient_descent(
     network: str, sensors: int, seed: int
 ) -> None:
@@ -55,20 +63,33 @@ def test_on_a_clean_channel_rounds_of_one_iteration_are_steps_of_joint_gradient_
 @pytest.mark.parametrize("channel", [NOISY, Channel(levels=2), Channel(sigma=1.0)])
 @pytest.mark.parametrize(("network", "sensors"), [("dense", 3), ("conv", 2)])
 @pytest.mark.parametrize("head_iterations", [0, 1])
-def test_the_others_are_constants_as_received_and_denoised_and_a_sensors_own_embedding_is_as_it_is_now(
+def test_others_are_constants_as_received_and_denoised_and_a_sensors_own_embedding_is_as_now(
     network: str, sensors: int, channel: Channel, head_iterations: int
 ) -> None:
     """Eq. 5, for sensors that take different numbers of iterations, and for the head."""
     denoising, iterations = Denoising(rounds=2, epochs=5), list(range(1, sensors + 1))
     ours, theirs = (
-        simulation(network, sensors, 3, channel=channel, denoising=denoising, head_iterations=head_iterations)
+        simulation(
+            network,
+            sensors,
+            3,
+            channel=channel,
+            denoising=denoising,
+            head_iterations=head_iterations,
+        )
         for _ in range(2)
     )
     for each in (ours, theirs):
         list(simulate(each, 3, lambda _: iterations))
     first, last = ours.spec.window.span(4)
-    samples, labels = [x[first:last] for x in theirs.stream.samples], theirs.stream.labels[first:last]
-    noisy = [release(theirs.spec, sensor, x, 4).received for sensor, x in zip(theirs.sensors, samples, strict=True)]
+    samples, labels = (
+        [x[first:last] for x in theirs.stream.samples],
+        theirs.stream.labels[first:last],
+    )
+    noisy = [
+        release(theirs.spec, sensor, x, 4).received
+        for sensor, x in zip(theirs.sensors, samples, strict=True)
+    ]
     held = theirs.head.denoiser(noisy)
     head = [value.detach().clone() for value in theirs.head.model.parameters()]
     ours.step(iterations)
@@ -76,7 +97,9 @@ def test_the_others_are_constants_as_received_and_denoised_and_a_sensors_own_emb
         mine = list(sensor.model.parameters())
         for _ in range(iterations[index]):
             parts = [*held[:index], sensor.model(samples[index]), *held[index + 1 :]]
-            loss = nn.functional.cross_entropy(nn.functional.linear(torch.cat(parts, 1), *head), labels)
+            loss = nn.functional.cross_entropy(
+                nn.functional.linear(torch.cat(parts, 1), *head), labels
+            )
             descend(mine, loss)
     for _ in range(head_iterations or max(iterations)):
         descend(
@@ -97,19 +120,25 @@ def test_with_batches_an_iteration_takes_every_sample_once_in_an_order_of_its_ow
     sensor, seen = Sensor(0, "s", "dense", (4, 1), Recipe(batches=4), 0), []
     samples = torch.randn(50, 4, 1)
     sensor.model.register_forward_hook(lambda _, given, __: seen.append(given[0]))
-    phi = Representation({"weight": torch.randn(CLASSES, 16), "bias": torch.zeros(CLASSES)}, (torch.zeros(50, 16),))
+    phi = Representation(
+        {"weight": torch.randn(CLASSES, 16), "bias": torch.zeros(CLASSES)}, (torch.zeros(50, 16),)
+    )
     _, steps = sensor.train(samples, torch.zeros(50, dtype=torch.long), phi, 2, 1)
     assert [len(part) for part in seen] == [13, 13, 12, 12] * 2
     assert steps == 8
     rows = [torch.cat(part).flatten(1) for part in (seen[:4], seen[4:])]
     for each in rows:
-        assert torch.equal(each[each[:, 0].argsort()], samples.flatten(1)[samples.flatten(1)[:, 0].argsort()])
+        assert torch.equal(
+            each[each[:, 0].argsort()], samples.flatten(1)[samples.flatten(1)[:, 0].argsort()]
+        )
     assert not torch.equal(*rows)
 
 
 def test_the_same_federation_ends_with_the_same_bytes_and_another_seed_with_others() -> None:
     def played(seed: int) -> list[Tensor]:
-        made = simulation(seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batches=3))
+        made = simulation(
+            seed=seed, channel=NOISY, denoising=Denoising(rounds=2), recipe=Recipe(batches=3)
+        )
         list(simulate(made, 4, lambda _: (1, 2)))
         return values(made)
 
@@ -125,7 +154,10 @@ def test_the_same_federation_ends_with_the_same_bytes_and_another_seed_with_othe
 def test_without_labels_the_first_full_step_is_that_with_labels_if_the_channel_is_clean(
     network: str, seed: int
 ) -> None:
-    with_labels, without = simulation(network, 3, seed), simulation(network, 3, seed, labels="server")
+    with_labels, without = (
+        simulation(network, 3, seed),
+        simulation(network, 3, seed, labels="server"),
+    )
     for each in (with_labels, without):
         each.step((1, 1, 1))
     assert close(values(with_labels), values(without))
@@ -136,33 +168,46 @@ def test_the_quadratic_lies_above_the_loss_wherever_an_embedding_moves(seed: int
     """Weights from small to large, and moves of all lengths; one sensor moves, as in a round."""
     random = torch.Generator().manual_seed(seed)
     scale = 10.0 ** (seed - 2)
-    head = {"weight": scale * torch.randn(CLASSES, 12, generator=random), "bias": torch.zeros(CLASSES)}
+    head = {
+        "weight": scale * torch.randn(CLASSES, 12, generator=random),
+        "bias": torch.zeros(CLASSES),
+    }
     phi = Representation(head, tuple(torch.randn(200, 4, generator=random) for _ in range(3)))
     labels = torch.randint(0, CLASSES, (200,), generator=random)
     before = losses(phi, labels)
-    for index, (gradient, curvature) in enumerate(zip(Head.gradients(phi, labels), Head.curvatures(phi), strict=True)):
+    for index, (gradient, curvature) in enumerate(
+        zip(Head.gradients(phi, labels), Head.curvatures(phi), strict=True)
+    ):
         for length in (0.01, 0.1, 1, 10, 100):
             move = length * torch.randn(200, 4, generator=random)
             moved = list(phi.embeddings)
             moved[index] = moved[index] + move
             bound = before + (gradient * move).sum(1) + curvature / 2 * move.square().sum(1)
-            assert (losses(Representation(head, tuple(moved)), labels) <= bound + 1e-5 * (1 + bound.abs())).all()
+            assert (
+                losses(Representation(head, tuple(moved)), labels)
+                <= bound + 1e-5 * (1 + bound.abs())
+            ).all()
 
 
 def test_no_smaller_curvature_would_do() -> None:
-    """Two classes that are equally likely: the loss is curved as much as the bound says, whatever they share."""
+    """Two classes that are equally likely: the loss is curved as much as the bound says,
+    whatever they share.
+    """
     head = {"weight": torch.tensor([[3.0, 0.0], [1.0, 0.0]]), "bias": torch.zeros(2)}
     (curvature,) = Head.curvatures(Representation(head, (torch.zeros(1, 2),)))
     step, labels = 1e-2, torch.tensor([0])
     left, middle, right = (
-        losses(Representation(head, (torch.tensor([[x, 0.0]], dtype=torch.float64),)), labels) for x in (-step, 0, step)
+        losses(Representation(head, (torch.tensor([[x, 0.0]], dtype=torch.float64),)), labels)
+        for x in (-step, 0, step)
     )
     assert curvature == pytest.approx(((left - 2 * middle + right) / step**2).item(), rel=1e-3)
 
 
 def losses(phi: Representation, labels: Tensor) -> Tensor:
     features = torch.cat(phi.embeddings, 1)
-    logits = nn.functional.linear(features, phi.head["weight"].to(features), phi.head["bias"].to(features))
+    logits = nn.functional.linear(
+        features, phi.head["weight"].to(features), phi.head["bias"].to(features)
+    )
     return nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
@@ -179,7 +224,9 @@ def test_without_labels_a_sensor_descends_that_quadratic() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_labels_every_full_step_lowers_the_quadratic_and_the_loss_stays_below_it(seed: int) -> None:
+def test_without_labels_every_full_step_lowers_the_quadratic_and_the_loss_stays_below_it(
+    seed: int,
+) -> None:
     made = simulation("conv", 2, seed, labels="server", recipe=Recipe(eta=0.02))
     sensor, samples, labels = made.sensors[0], made.stream.samples[0][:40], made.stream.labels[:40]
     start = [each.embed(x[:40]) for each, x in zip(made.sensors, made.stream.samples, strict=True)]
@@ -192,7 +239,11 @@ def test_without_labels_every_full_step_lowers_the_quadratic_and_the_loss_stays_
         sensor.train_on_gradients(samples, gradient, curvature, iterations, 1)
         moved = sensor.embed(samples) - start[0]
         bounds.append(bounds[0] + ((gradient + curvature / 2 * moved) * moved).sum(1).mean().item())
-        truth.append(losses(Representation(phi.head, (sensor.embed(samples), start[1])), labels).mean().item())
+        truth.append(
+            losses(Representation(phi.head, (sensor.embed(samples), start[1])), labels)
+            .mean()
+            .item()
+        )
     assert all(after < before for before, after in pairwise(bounds))
     assert all(loss <= bound + 1e-6 for loss, bound in zip(truth, bounds, strict=True))
     assert truth[-1] < truth[0]

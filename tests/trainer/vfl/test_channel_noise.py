@@ -13,7 +13,9 @@ from trainer.vfl.channel_noise import Array, measure_extent, parse_channel, quan
 
 
 def embedding(seed: int = 0, products: int = 400, size: int = 28) -> Array:
-    return np.maximum(0, np.random.default_rng(seed).normal(1, 2, (products, size))).astype(np.float32)
+    return np.maximum(0, np.random.default_rng(seed).normal(1, 2, (products, size))).astype(
+        np.float32
+    )
 
 
 def through(channel: Channel, values: Array, seed: int = 1) -> Array:
@@ -29,8 +31,12 @@ def test_a_quantiser_gives_the_nearest_of_its_levels_in_every_column(levels: int
     values = embedding(size=1).astype(np.float64)
     grid = np.linspace(values.min(), values.max(), levels)
     received = quantise(values, levels, values.min(0), values.max(0))
-    assert np.array_equal(through(Channel(levels=levels), embedding(size=1)), received.astype(np.float32))
-    beside = through(Channel(levels=levels), np.concatenate([values, -1000 * values], 1).astype(np.float32))
+    assert np.array_equal(
+        through(Channel(levels=levels), embedding(size=1)), received.astype(np.float32)
+    )
+    beside = through(
+        Channel(levels=levels), np.concatenate([values, -1000 * values], 1).astype(np.float32)
+    )
     assert np.allclose(beside[:, :1], received)
     assert np.allclose(beside[:, 1:], -1000 * received, atol=1010 * (grid[1] - grid[0]))
     nearest = np.abs(values[..., None] - grid).min(-1) if levels < 300 else (grid[1] - grid[0]) / 2
@@ -44,7 +50,9 @@ def test_a_quantiser_gives_the_nearest_of_its_levels_in_every_column(levels: int
     st.integers(2, 300),
     st.booleans(),
 )
-def test_a_quantiser_stays_in_range_whatever_the_range(values: list[float], levels: int, dither: bool) -> None:
+def test_a_quantiser_stays_in_range_whatever_the_range(
+    values: list[float], levels: int, dither: bool
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no overflow either
         received = through(Channel(levels=levels, dither=dither), np.array([values], np.float32).T)
@@ -63,7 +71,9 @@ def test_a_constant_message_passes_a_quantiser_as_it_is(channel: Channel, value:
 
 def test_an_empty_message_passes() -> None:
     random, measure = np.random.default_rng(0), measure_extent(embedding(size=4))
-    assert transmit(Channel(levels=3, loss=0.5), np.zeros((0, 4), np.float32), random, measure).shape == (0, 4)
+    assert transmit(
+        Channel(levels=3, loss=0.5), np.zeros((0, 4), np.float32), random, measure
+    ).shape == (0, 4)
 
 
 def test_one_product_is_quantised_as_it_would_be_among_those_of_its_sensors_round() -> None:
@@ -78,7 +88,10 @@ def test_one_product_is_quantised_as_it_would_be_among_those_of_its_sensors_roun
 def test_dither_makes_the_quantisers_error_vanish_in_the_mean_which_it_does_not_otherwise() -> None:
     values, random = embedding(products=20), np.random.default_rng(0)
     step = np.ptp(values) / 2
-    copies = [transmit(Channel(levels=3, dither=True), values, random, measure_extent(values)) for _ in range(2000)]
+    copies = [
+        transmit(Channel(levels=3, dither=True), values, random, measure_extent(values))
+        for _ in range(2000)
+    ]
     assert np.abs(np.mean(copies, 0) - values).max() < 5 * step / 2 / np.sqrt(2000)
     assert np.abs(through(Channel(levels=3), values) - values).max() > step / 3
     assert {len(np.unique(column)) for copy in copies for column in copy.T} <= {2, 3}
@@ -118,9 +131,22 @@ def test_people_can_write_a_channel(text: str, channel: Channel) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "noisy", "levels", "levels=1", "levels=2.5", "levels=1e9", "sigma=nan", "sigma=inf", "sigma=-1",
-             "loss=1", "dither", "levels=3;loss=0.1"],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "noisy",
+        "levels",
+        "levels=1",
+        "levels=2.5",
+        "levels=1e9",
+        "sigma=nan",
+        "sigma=inf",
+        "sigma=-1",
+        "loss=1",
+        "dither",
+        "levels=3;loss=0.1",
+    ],
+)
 def test_what_is_no_channel_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         parse_channel(text)

@@ -1,4 +1,6 @@
-"""Every file of head and sensors, damaged: the run goes on to the same bytes, or a message names file and remedy."""
+"""Every file of head and sensors, damaged: the run goes on to the same bytes,
+or a message names file and remedy.
+"""
 
 import multiprocessing
 import shutil
@@ -24,7 +26,16 @@ KNOWN = (
     "head/vfl.sqlite-journal",  # of a transaction that the kill has cut off
     "*/*.tmp",
     "*/*/*.tmp",
-    *(f"*/{each}" for each in ("lock", "identity*.json", "spec.json", "secret.json", "*/????????????-*.safetensors")),
+    *(
+        f"*/{each}"
+        for each in (
+            "lock",
+            "identity*.json",
+            "spec.json",
+            "secret.json",
+            "*/????????????-*.safetensors",
+        )
+    ),
 )
 
 
@@ -40,7 +51,12 @@ class Killed:
 
     def __init__(self, folder: Path, url: str):
         self.spec: VflSpec = vfl_spec(SENSORS, seed=11)
-        self._folder, self.url, self._data, self._scratch = folder, url, folder / "data", folder / "scratch"
+        self._folder, self.url, self._data, self._scratch = (
+            folder,
+            url,
+            folder / "data",
+            folder / "scratch",
+        )
         self.whole = folder / "whole"
         draw(self.whole, self.spec.window.span(ROUNDS)[1], 11)
         feed(self.whole, self._data, self.spec.window.span(BEFORE)[1])
@@ -56,7 +72,9 @@ class Killed:
         process = multiprocessing.get_context("forkserver").Process(target=_live, args=arguments)
         process.start()
         wait_until(
-            lambda: all(written(self.snapshot.newer / party) >= round_ for party in ("head", *SENSORS)),
+            lambda: all(
+                written(self.snapshot.newer / party) >= round_ for party in ("head", *SENSORS)
+            ),
             meanwhile=process.is_alive,
         )
         process.kill()
@@ -64,7 +82,11 @@ class Killed:
 
     def start(self, folder: Path, commands: str = "") -> Outcome:
         run, new = new_run_id(), "--new" in commands
-        spec = msgspec.structs.replace(self.spec, run=run, federation=f"vfl-{run}") if new else self.spec
+        spec = (
+            msgspec.structs.replace(self.spec, run=run, federation=f"vfl-{run}")
+            if new
+            else self.spec
+        )
         with Threads(spec, self.url, self._data, folder, ROUNDS, new=new) as parties:
             parties.start("head", *SENSORS)
             parties.end()
@@ -107,7 +129,9 @@ def test_a_state_folder_restored_from_an_older_copy_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_sensors_that_never_stopped_go_back_with_a_head_of_an_older_copy(killed: Killed, tmp_path: Path) -> None:
+def test_sensors_that_never_stopped_go_back_with_a_head_of_an_older_copy(
+    killed: Killed, tmp_path: Path
+) -> None:
     folder, data = killed.snapshot.copy([], tmp_path / "all"), tmp_path / "data"
     feed(killed.whole, data, killed.spec.window.span(BEFORE)[1])
     with Threads(killed.spec, killed.url, data, folder, ROUNDS) as parties:

@@ -45,10 +45,15 @@ def error(made: Tensor, clean: Tensor) -> float:
 @cache
 def learnt(channel: Channel, target: Literal["clean", "noisy"], seed: int) -> tuple[float, float]:
     """Error as received and after denoising, with noise that is new."""
-    denoiser, clean = Denoiser(Denoising(rounds=ROUNDS, target=target), [SIZE], seed), embeddings(seed)
+    denoiser, clean = (
+        Denoiser(Denoising(rounds=ROUNDS, target=target), [SIZE], seed),
+        embeddings(seed),
+    )
     for round_ in range(ROUNDS):
         noisy = arrives(channel, clean, 1000 + round_)
-        denoiser.train([noisy], [clean if target == "clean" else arrives(channel, clean, 2000 + round_)])
+        denoiser.train(
+            [noisy], [clean if target == "clean" else arrives(channel, clean, 2000 + round_)]
+        )
     noisy = arrives(channel, clean, 1)
     return error(noisy, clean), error(denoiser([noisy])[0], clean)
 
@@ -65,12 +70,19 @@ def test_a_round_descends_eq_3_over_all_pairs_with_adam() -> None:
     noisy = [arrives(Channel(levels=3), each, 1) for each in clean]
     for _ in range(3):
         optimiser.zero_grad()
-        loss = sum((own_units(theirs[str(k)], noisy[k], clean[k]) - clean[k]).square().mean() for k in range(2)) / 2
+        loss = (
+            sum(
+                (own_units(theirs[str(k)], noisy[k], clean[k]) - clean[k]).square().mean()
+                for k in range(2)
+            )
+            / 2
+        )
         loss.backward()
         optimiser.step()
     assert ours.train(noisy, clean) == pytest.approx(loss.item(), rel=1e-5)
     assert all(
-        torch.allclose(*pair, atol=1e-6) for pair in zip(ours.module.parameters(), theirs.parameters(), strict=True)
+        torch.allclose(*pair, atol=1e-6)
+        for pair in zip(ours.module.parameters(), theirs.parameters(), strict=True)
     )
 
 
@@ -86,7 +98,9 @@ def test_there_are_three_layers_each_way_and_the_papers_bottleneck() -> None:
 
 
 def test_one_autoencoder_serves_all_sensors_of_a_size_or_each_has_its_own() -> None:
-    one, each = (Denoiser(Denoising(rounds=1, shared=shared), [28, 28, 16], 0) for shared in (True, False))
+    one, each = (
+        Denoiser(Denoising(rounds=1, shared=shared), [28, 28, 16], 0) for shared in (True, False)
+    )
     assert (len(one.module), len(each.module)) == (2, 3)
     clean = [embeddings(1), embeddings(2), embeddings(3)[:, :16]]
     for denoiser in (one, each):
@@ -102,7 +116,9 @@ def test_what_is_exported_does_what_the_denoiser_does_to_each_sensors_embeddings
     noisy, clean = [embeddings(1), 100 - 7 * embeddings(2)], [embeddings(1), embeddings(3)]
     denoiser.train(noisy, clean)
     for sensor, denoised in enumerate(denoiser(noisy)):
-        assert torch.allclose(denoiser.plain_layers(sensor)(noisy[sensor]), denoised, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(
+            denoiser.plain_layers(sensor)(noisy[sensor]), denoised, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_embeddings_of_any_scale_are_denoised_alike() -> None:
@@ -120,7 +136,10 @@ def test_after_its_rounds_it_is_frozen_and_sensors_send_one_copy() -> None:
     states = []
     for _ in simulate(made, 5, lambda _: (1, 1)):
         states.append({name: value.clone() for name, value in made.head.denoiser.state().items()})
-    same = [all(torch.equal(before[name], after[name]) for name in before) for before, after in pairwise(states)]
+    same = [
+        all(torch.equal(before[name], after[name]) for name in before)
+        for before, after in pairwise(states)
+    ]
     assert same == [False, False, True, True]
     samples = made.stream.samples[0][:20]
     clean = made.sensors[0].embed(samples)
@@ -130,18 +149,26 @@ def test_after_its_rounds_it_is_frozen_and_sensors_send_one_copy() -> None:
     assert release(made.spec, made.sensors[0], samples, 4).second is None
 
 
-def test_a_federation_that_comes_back_from_a_checkpoint_in_between_ends_with_the_same_bytes() -> None:
-    first, second = (simulation("conv", channel=Channel(levels=3), denoising=Denoising(rounds=5)) for _ in range(2))
+def test_a_federation_that_comes_back_from_a_checkpoint_ends_with_the_same_bytes() -> None:
+    first, second = (
+        simulation("conv", channel=Channel(levels=3), denoising=Denoising(rounds=5))
+        for _ in range(2)
+    )
     list(simulate(first, 3, lambda _: (1, 2)))
     saved = {name: value.clone() for name, value in first.head.denoiser.state().items()}
     second.head.denoiser.restore(saved)
     second.round = first.round
-    for ours, theirs in zip([*second.sensors, second.head], [*first.sensors, first.head], strict=True):
+    for ours, theirs in zip(
+        [*second.sensors, second.head], [*first.sensors, first.head], strict=True
+    ):
         ours.model.load_state_dict(theirs.model.state_dict())
     for each in (first, second):
         list(simulate(each, 4, lambda _: (1, 2)))
     assert all(map(torch.equal, values(first), values(second)))
-    assert all(torch.equal(value, second.head.denoiser.state()[n]) for n, value in first.head.denoiser.state().items())
+    assert all(
+        torch.equal(value, second.head.denoiser.state()[n])
+        for n, value in first.head.denoiser.state().items()
+    )
 
 
 def test_it_can_go_back_to_before_it_had_learnt_anything() -> None:
@@ -167,7 +194,9 @@ def test_with_clean_embeddings_most_of_the_noise_goes(channel: Channel, seed: in
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("channel", [DITHERED, Channel(sigma=1.0)])
-def test_without_clean_embeddings_as_well_where_the_noise_has_mean_zero(channel: Channel, seed: int) -> None:
+def test_without_clean_embeddings_as_well_where_the_noise_has_mean_zero(
+    channel: Channel, seed: int
+) -> None:
     received, denoised = learnt(channel, "noisy", seed)
     assert denoised < received / 2
     assert denoised < learnt(channel, "clean", seed)[1] + 0.1
@@ -197,7 +226,11 @@ def test_a_round_whose_second_copies_are_all_lost_breaks_nothing() -> None:
 
 
 def test_the_noise_of_protection_goes_too_if_the_copies_have_noise_of_their_own() -> None:
-    privacy, clean, secret = Privacy(clip=2, multiplier=0.3), embeddings(0).numpy(), b"0123456789abcdef"
+    privacy, clean, secret = (
+        Privacy(clip=2, multiplier=0.3),
+        embeddings(0).numpy(),
+        b"0123456789abcdef",
+    )
     cut = torch.from_numpy(clean * np.minimum(1, 2 / np.linalg.norm(clean, axis=1, keepdims=True)))
     denoiser = Denoiser(Denoising(rounds=ROUNDS, target="noisy"), [SIZE], 0)
     for round_ in range(ROUNDS):

@@ -63,10 +63,27 @@ class Processes:
                 self._data / f"{party}.csv",
             )
         return (
-            "vfl", "coordinate", self._url, "--sensors", ",".join(SENSORS), "--labels", self._data / "labels.csv",
-            "--classes", ",".join(CLASSES), "--start", 20, "--commit", 3, "--policy", "all",
-            "--patience", 1, "--seed", self._seed, *self.more,
-        )  # fmt: skip
+            "vfl",
+            "coordinate",
+            self._url,
+            "--sensors",
+            ",".join(SENSORS),
+            "--labels",
+            self._data / "labels.csv",
+            "--classes",
+            ",".join(CLASSES),
+            "--start",
+            20,
+            "--commit",
+            3,
+            "--policy",
+            "all",
+            "--patience",
+            1,
+            "--seed",
+            self._seed,
+            *self.more,
+        )
 
     def kill(self, party: str) -> None:
         """Kill -9, and wait until it is dead."""
@@ -85,11 +102,15 @@ class Processes:
         """Wait until all have ended in order."""
         for process in self.running.values():
             process.join(60)
-        assert [process.exitcode for process in self.running.values()] == [0] * len(self.running), self.logs()
+        assert [process.exitcode for process in self.running.values()] == [0] * len(self.running), (
+            self.logs()
+        )
 
     def logs(self) -> str:
         """What all have said."""
-        return "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"{path.name}: {path.read_text()}" for path in sorted(self.folder.glob("*.log"))
+        )
 
 
 @pytest.fixture
@@ -98,14 +119,17 @@ def broker(tmp_path: Path) -> Iterator[str]:
         yield running.url
 
 
-def test_the_steps_of_a_round_together_are_as_long_whatever_their_number(broker: str, tmp_path: Path) -> None:
+def test_the_steps_of_a_round_together_are_as_long_whatever_their_number(
+    broker: str, tmp_path: Path
+) -> None:
     """Where nobody has said how long a step is."""
     draw(tmp_path / "data", 20, seed=0)
     parties = Processes(broker, tmp_path, tmp_path / "data", 0, "--batches", 10, "--iterations", 4)
     parties.start("head")
     try:
         wait_until(
-            lambda: (tmp_path / "head" / Journal.FILE).exists() and bool(runs(tmp_path / "head")), said=parties.logs
+            lambda: (tmp_path / "head" / Journal.FILE).exists() and bool(runs(tmp_path / "head")),
+            said=parties.logs,
         )
     finally:
         parties.kill("head")
@@ -122,7 +146,9 @@ def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_p
     spec = vfl_spec(SENSORS, seed=seed, recipe=Recipe(eta=0.03))
     draw(whole, spec.window.span(20)[1], seed)
     feed(whole, data, spec.window.span(8)[1])
-    parties = Processes(broker, tmp_path, data, seed, *PACE, "--rounds", 20, "--eta", spec.recipe.eta)
+    parties = Processes(
+        broker, tmp_path, data, seed, *PACE, "--rounds", 20, "--eta", spec.recipe.eta
+    )
     try:
         parties.start("head", *SENSORS)
         parties.reach(6)

@@ -22,9 +22,24 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.frames import LARGEST_FRAME, Embeddings, Opened, Represented, decode_frame, encode_frame
+from broker_config.protocol.frames import (
+    LARGEST_FRAME,
+    Embeddings,
+    Opened,
+    Represented,
+    decode_frame,
+    encode_frame,
+)
 from broker_config.protocol.messages import Refusal, RoundState
-from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflHello, VflSpec, Window
+from broker_config.protocol.vfl_messages import (
+    Channel,
+    Denoising,
+    Privacy,
+    Recipe,
+    VflHello,
+    VflSpec,
+    Window,
+)
 from edge.vfl.sensor_rows import Samples
 from export.vfl_export import SensorBundleWriter
 from tests.support.vfl_runs import (
@@ -63,8 +78,22 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ("seed", "settings"),
     [
         (1, {}),
-        (2, {"channel": Channel(levels=3), "denoising": Denoising(rounds=4, epochs=2), "head_iterations": 5}),
-        (3, {"labels": "server", "channel": Channel(sigma=0.3, loss=0.1), "recipe": Recipe(batches=7)}),
+        (
+            2,
+            {
+                "channel": Channel(levels=3),
+                "denoising": Denoising(rounds=4, epochs=2),
+                "head_iterations": 5,
+            },
+        ),
+        (
+            3,
+            {
+                "labels": "server",
+                "channel": Channel(sigma=0.3, loss=0.1),
+                "recipe": Recipe(batches=7),
+            },
+        ),
     ],
     ids=["plain", "noise and denoiser", "labels at the head"],
 )
@@ -77,7 +106,9 @@ def test_a_federation_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
     assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
 
 
-def test_sensors_scale_by_their_operating_condition_also_after_a_restart(broker: str, tmp_path: Path) -> None:
+def test_sensors_scale_by_their_operating_condition_also_after_a_restart(
+    broker: str, tmp_path: Path
+) -> None:
     """Speed is one of press's features; lamp's rows have conditions of two settings."""
     spec = vfl_spec(("press", "lamp"), seed=5)
     settings = {"press": ("speed",), "lamp": ("red", "blue")}
@@ -91,11 +122,17 @@ def test_sensors_scale_by_their_operating_condition_also_after_a_restart(broker:
         parties.end()
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9, settings)
     assert left(spec, tmp_path, 9) != simulated(spec, tmp_path / "data", 9)
-    with pytest.raises(UsageError, match=r"press has learnt from other columns: .*condition.*speed"):
+    with pytest.raises(
+        UsageError, match=r"press has learnt from other columns: .*condition.*speed"
+    ):
         take_part(
-            spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / "press",
+            spec,
+            "press",
+            source(tmp_path / "data", "press"),
+            Endpoint.parse(broker),
+            tmp_path / "press",
             report=progress.ignore,
-        )  # fmt: skip
+        )
 
 
 def test_a_clock_that_jumps_by_years_changes_no_byte(
@@ -148,7 +185,9 @@ def test_a_federation_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_b
     assert len(taken) == 18
     assert 2 in taken[:6]
     assert taken[6:12] == [0] * 6
-    assert 2 in taken[12:], "not in each: on a busy machine it may take longer than the head's patience"
+    assert 2 in taken[12:], (
+        "not in each: on a busy machine it may take longer than the head's patience"
+    )
     assert left(spec, tmp_path, 18).keys() == {"press", "oven", "lamp", "head"}
 
 
@@ -158,7 +197,9 @@ def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(
 ) -> None:
     held_up, check = set[tuple[str, ...]](), MissingRows.check
 
-    def checked(rows: MissingRows, products: Sequence[str], *given: Any) -> tuple[MissingRows, bool]:
+    def checked(
+        rows: MissingRows, products: Sequence[str], *given: Any
+    ) -> tuple[MissingRows, bool]:
         rows, waits = check(rows, products, *given)
         if waits:
             held_up.add(tuple(products))
@@ -175,7 +216,9 @@ def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(
     assert all(each.iterations == (2, 2) for each in history(tmp_path / "head"))
 
 
-def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: str, tmp_path: Path) -> None:
+def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(
+    broker: str, tmp_path: Path
+) -> None:
     spec = vfl_spec()
     draw(tmp_path / "data", 40, 8)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
@@ -183,19 +226,34 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: s
         parties.reach(3)
         with pytest.raises(UsageError, match="already has a coordinator"):
             coordinate(
-                spec, tmp_path / "data/labels.csv", Endpoint.parse(broker), tmp_path / "other", rounds=1, new=False,
+                spec,
+                tmp_path / "data/labels.csv",
+                Endpoint.parse(broker),
+                tmp_path / "other",
+                rounds=1,
+                new=False,
                 report=progress.ignore,
-            )  # fmt: skip
+            )
         with pytest.raises(UsageError, match="the name 'oven' is taken"):
             join(
-                Endpoint.parse(broker), "oven", source(tmp_path / "data", "oven"), tmp_path / "twin",
-                federation=spec.federation, wait=5, report=progress.ignore,
-            )  # fmt: skip
+                Endpoint.parse(broker),
+                "oven",
+                source(tmp_path / "data", "oven"),
+                tmp_path / "twin",
+                federation=spec.federation,
+                wait=5,
+                report=progress.ignore,
+            )
         with pytest.raises(UsageError, match="has no sensor 'lamp'"):
             join(
-                Endpoint.parse(broker), "lamp", source(tmp_path / "data", "lamp"), tmp_path / "lamp",
-                federation=spec.federation, wait=5, report=progress.ignore,
-            )  # fmt: skip
+                Endpoint.parse(broker),
+                "lamp",
+                source(tmp_path / "data", "lamp"),
+                tmp_path / "lamp",
+                federation=spec.federation,
+                wait=5,
+                report=progress.ignore,
+            )
 
 
 class Liar:
@@ -206,22 +264,37 @@ class Liar:
         self.mqtt = MqttClient(Endpoint.parse(broker), "liar", inbox=self.inbox, persistent=False)
         self.mqtt.max_payload = LARGEST_FRAME
         federation = spec.federation
-        self.gradients, self.down = topics.gradients(federation, "oven"), topics.down(federation, "oven")
+        self.gradients, self.down = (
+            topics.gradients(federation, "oven"),
+            topics.down(federation, "oven"),
+        )
         self.mqtt.subscribe(self.gradients, self.down, topics.opened(federation))
 
     def hello(self, round_: int = 0) -> None:
         hello = VflHello(
-            session="a" * 16, run=self._spec.run, software="other", identity="b" * 16, incarnation=1, columns=1,
-            round=round_, kept=(0,),
-        )  # fmt: skip
+            session="a" * 16,
+            run=self._spec.run,
+            software="other",
+            identity="b" * 16,
+            incarnation=1,
+            columns=1,
+            round=round_,
+            kept=(0,),
+        )
         self.mqtt.publish(topics.up(self._spec.federation, "oven"), encode(hello))
 
     def embed(self, opened: Opened, value: float) -> None:
         lie = Embeddings(
-            run=self._spec.run, attempt=opened.attempt, round=opened.round, session="a" * 16, row=0,
+            run=self._spec.run,
+            attempt=opened.attempt,
+            round=opened.round,
+            session="a" * 16,
+            row=0,
             received=np.full((opened.last - opened.first, 16), value, np.float32).tobytes(),
-        )  # fmt: skip
-        self.mqtt.publish(topics.embeddings(self._spec.federation, "oven"), encode_frame(lie), qos=0)
+        )
+        self.mqtt.publish(
+            topics.embeddings(self._spec.federation, "oven"), encode_frame(lie), qos=0
+        )
 
     def hears(self, topic: str) -> bytes:
         """The next message on a topic."""
@@ -244,25 +317,31 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_federation_goes_on_with
     liar = Liar(broker, spec)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
         parties.start("head", "press")
-        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
+        # the head listens
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))
         liar.hello()
         liar.embed(liar.opened(), np.nan)
         while b"Refusal" not in (answer := liar.hears(liar.down)):
             pass
         assert "NaN or infinity" in decode(answer, Refusal).reason
         parties.reach(3)
-        [refused] = [each for each in parties.events["head"] if isinstance(each, progress.NodeRefused)]
+        [refused] = [
+            each for each in parties.events["head"] if isinstance(each, progress.NodeRefused)
+        ]
         assert (refused.node, refused.round) == ("oven", 0)
 
 
-def test_a_sensor_that_has_a_round_repeated_again_and_again_has_to_wait(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_that_has_a_round_repeated_again_and_again_has_to_wait(
+    broker: str, tmp_path: Path
+) -> None:
     """A Hello is small, and what it asks for may have megabytes."""
     spec, asked = vfl_spec(absent="last", patience=0.3), 40
     draw(tmp_path / "data", spec.window.span(2)[1], 9)
     liar = Liar(broker, spec)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
         parties.start("head", "press")
-        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
+        # the head listens
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))
         liar.hello()
         while liar.opened().round < 2:
             pass
@@ -286,12 +365,15 @@ def test_a_sensor_that_floods_the_head_with_embeddings_is_named_and_the_others_g
     liar = Liar(broker, spec)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
         parties.start("head", "press")
-        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
+        # the head listens
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))
         liar.hello()
         opened = liar.opened()
         for _ in range(500):
             liar.embed(opened, 0.0)
-        parties.until(lambda: "oven sends many times what its embeddings take" in parties.said("head"))
+        parties.until(
+            lambda: "oven sends many times what its embeddings take" in parties.said("head")
+        )
         parties.reach(6)
         assert parties.said("head").count("many times what its embeddings take") == 1
 
@@ -304,17 +386,26 @@ def test_a_sensor_that_joins_a_federation_that_is_over_serves_its_model_and_wait
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=4)
     told: list[progress.AnyEvent] = []
     ended = take_part(
-        spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / "press",
-        report=told.append, stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
-    )  # fmt: skip
-    assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
+        spec,
+        "press",
+        source(tmp_path / "data", "press"),
+        Endpoint.parse(broker),
+        tmp_path / "press",
+        report=told.append,
+        stop=lambda: progress.Note(text="the head is not connected; waiting for it") in told,
+    )
+    assert ended == (4, False), (
+        "what is retained may be older than a head that asks for more rounds"
+    )
     bundles = SensorBundleWriter(tmp_path / "bundle", source(tmp_path / "data", "press"))
     press = source(tmp_path / "data", "press")
     SensorTrainer(spec, "press", press, tmp_path / "press", print, bundles).deploy(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
 
 
-def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(
+    broker: str, tmp_path: Path
+) -> None:
     spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 100, 10)
     (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
@@ -335,21 +426,34 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
     assert {each.iterations for each in history(tmp_path / "head")} == {(2, 0)}
 
 
-def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(
+    broker: str, tmp_path: Path
+) -> None:
     """Somebody else's sensor, who never gets beyond its first row."""
     spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 60, 10)
     with (
         Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties,
-        MqttClient(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as mqtt,
+        MqttClient(
+            Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False
+        ) as mqtt,
     ):
         parties.start("head", "press")
-        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
+        # the head listens
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))
         hello = VflHello(
-            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
+            session="a" * 16,
+            run=spec.run,
+            software="other",
+            identity="b" * 16,
+            incarnation=1,
+            columns=1,
+            round=0,
             kept=(0,),
-        )  # fmt: skip
-        row = Embeddings(run=spec.run, attempt=1, round=1, session="a" * 16, row=0, received=bytes(4 * 16))
+        )
+        row = Embeddings(
+            run=spec.run, attempt=1, round=1, session="a" * 16, row=0, received=bytes(4 * 16)
+        )
         mqtt.publish(topics.up(spec.federation, "oven"), encode(hello))
 
         def closed() -> bool:
@@ -359,7 +463,9 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
         parties.until(closed)
 
 
-def test_a_sensor_that_starts_again_takes_no_other_spec_of_its_run(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_that_starts_again_takes_no_other_spec_of_its_run(
+    broker: str, tmp_path: Path
+) -> None:
     """A head could have it leave its noise out."""
     spec = vfl_spec(privacy=Privacy(clip=1.0, multiplier=0.3))
     draw(tmp_path / "data", 40, 8)
@@ -392,7 +498,9 @@ def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: 
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9)
 
 
-def test_an_old_end_of_the_federation_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:
+def test_an_old_end_of_the_federation_that_is_said_again_ends_no_sensor(
+    broker: str, tmp_path: Path
+) -> None:
     """As above: once the run had three rounds only."""
     spec = vfl_spec(absent="last", patience=5.0)
     draw(tmp_path / "data", spec.window.span(9)[1], 13)
@@ -401,7 +509,10 @@ def test_an_old_end_of_the_federation_that_is_said_again_ends_no_sensor(broker: 
     with Threads(spec, broker, tmp_path / "grown", tmp_path, 9) as parties, mqtt:
         parties.start("head", *spec.sensors)
         parties.reach(3)
-        mqtt.publish(topics.round_state(spec.federation), encode(RoundState(run=spec.run, round=3, status="finished")))
+        mqtt.publish(
+            topics.round_state(spec.federation),
+            encode(RoundState(run=spec.run, round=3, status="finished")),
+        )
         parties.reach(6)
         feed(tmp_path / "data", tmp_path / "grown", spec.window.span(9)[1])
         parties.end()
@@ -451,16 +562,23 @@ def test_new_products_are_judged_by_a_model_that_has_not_learnt_from_them(
             logits = simulation.predict([each[new] for each in simulation.stream.samples])
             right += (logits.argmax(1) == simulation.stream.labels[new]).tolist()
             assert closed.validation
-            assert (closed.validation.products, closed.validation.accuracy) == (len(right), np.mean(right))
+            assert (closed.validation.products, closed.validation.accuracy) == (
+                len(right),
+                np.mean(right),
+            )
         else:
             assert closed.validation is None
         simulation.step([2, 2])
 
 
-def test_a_head_that_waits_publishes_for_whom(broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_waits_publishes_for_whom(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec, awaited = vfl_spec(patience=0.2), list[str]()
     draw(tmp_path / "data", 60, 9)
-    monkeypatch.setattr(HeadConnection, "publish_status", lambda _, overview: awaited.append(overview.awaited))
+    monkeypatch.setattr(
+        HeadConnection, "publish_status", lambda _, overview: awaited.append(overview.awaited)
+    )
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
         parties.start("head", "press")
         parties.until(lambda: "oven" in awaited)
@@ -474,7 +592,9 @@ def test_a_run_that_overshoots_says_so(broker: str, tmp_path: Path) -> None:
     assert parties.said("head").count("steps of a round add up to 80") == 1
 
 
-def test_a_run_that_ends_without_having_learnt_anything_says_so(broker: str, tmp_path: Path) -> None:
+def test_a_run_that_ends_without_having_learnt_anything_says_so(
+    broker: str, tmp_path: Path
+) -> None:
     spec = vfl_spec(recipe=Recipe(eta=1e-6), window=Window(start=20, chunk=100, size=120))
     draw(tmp_path / "data", spec.window.span(8)[1], 1)
     parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 8)
@@ -482,30 +602,48 @@ def test_a_run_that_ends_without_having_learnt_anything_says_so(broker: str, tmp
     assert "add up to" not in parties.said("head")
 
 
-def test_a_head_that_goes_back_forgets_how_products_were_judged_that_are_judged_again(tmp_path: Path) -> None:
+def test_a_head_that_goes_back_forgets_how_products_were_judged_that_are_judged_again(
+    tmp_path: Path,
+) -> None:
     spec = vfl_spec()
     with contextlib.closing(Journal(tmp_path)) as journal:
-        columns, labels = dict.fromkeys(spec.sensors, 2), Labels(tmp_path / "labels.csv", spec.classes)
-        model = HeadModel(spec, columns, labels, tmp_path, journal, print, deploy=lambda *_, **__: None)
+        columns, labels = (
+            dict.fromkeys(spec.sensors, 2),
+            Labels(tmp_path / "labels.csv", spec.classes),
+        )
+        model = HeadModel(
+            spec, columns, labels, tmp_path, journal, print, deploy=lambda *_, **__: None
+        )
         model.validation.add(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
         model.restore(0)
         assert model.validation.score() is None
 
 
 @pytest.mark.parametrize("absent", ["last", "impute"])
-def test_products_that_a_file_has_passed_over_are_not_waited_for(absent: str, broker: str, tmp_path: Path) -> None:
-    """Every chunk lacks one, and the file is far beyond it: otherwise each would cost half the patience."""
-    spec, rounds = vfl_spec(absent=absent, patience=1000.0), 6  # half of which is longer than a test may take
+def test_products_that_a_file_has_passed_over_are_not_waited_for(
+    absent: str, broker: str, tmp_path: Path
+) -> None:
+    """Every chunk lacks one, and the file is far beyond it:
+    otherwise each would cost half the patience.
+    """
+    # half of which is longer than a test may take
+    spec, rounds = vfl_spec(absent=absent, patience=1000.0), 6
     draw(tmp_path / "data", spec.window.span(rounds)[1] + 200, 14)
     oven = tmp_path / "data" / "oven.csv"
-    kept = [line for number, line in enumerate(oven.read_text().splitlines(keepends=True)) if number % 4 != 2]
+    kept = [
+        line
+        for number, line in enumerate(oven.read_text().splitlines(keepends=True))
+        if number % 4 != 2
+    ]
     oven.write_text("".join(kept))
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds)
     closed = history(tmp_path / "head")
     assert {each.iterations for each in closed} == {(2, 2)}
 
 
-def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(broker: str, tmp_path: Path) -> None:
+def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
+    broker: str, tmp_path: Path
+) -> None:
     """With a broker that does not say why it closes a connection."""
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 15)
@@ -514,16 +652,24 @@ def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(broker: str, 
     def play(folder: str) -> str:
         try:
             take_part(
-                spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / folder,
-                report=progress.ignore, stop=lost.is_set,
-            )  # fmt: skip
+                spec,
+                "press",
+                source(tmp_path / "data", "press"),
+                Endpoint.parse(broker),
+                tmp_path / folder,
+                report=progress.ignore,
+                stop=lost.is_set,
+            )
         except EdgeNodeError as error:
             lost.set()
             return error.what
         return "goes on"
 
     with ThreadPoolExecutor() as pool:
-        assert sorted(pool.map(play, ("one", "other"))) == ["another process has connected as press", "goes on"]
+        assert sorted(pool.map(play, ("one", "other"))) == [
+            "another process has connected as press",
+            "goes on",
+        ]
 
 
 def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_learnt(
@@ -536,23 +682,41 @@ def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_lea
         parties.start("head")
         before = press._replace(columns=("speed",))
         take_part(
-            spec, "press", before, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore,
+            spec,
+            "press",
+            before,
+            Endpoint.parse(broker),
+            tmp_path / "press",
+            report=progress.ignore,
             stop=lambda: progress.NodeJoined(node="press") in parties.events["head"],
-        )  # fmt: skip
+        )
         parties.start(*spec.sensors)
         parties.end()
     for other in (press._replace(columns=("speed", "force")), press._replace(columns=("speed",))):
-        with pytest.raises(UsageError, match=r"press has learnt from other columns: .*force.*speed"):
-            take_part(spec, "press", other, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore)
+        with pytest.raises(
+            UsageError, match=r"press has learnt from other columns: .*force.*speed"
+        ):
+            take_part(
+                spec,
+                "press",
+                other,
+                Endpoint.parse(broker),
+                tmp_path / "press",
+                report=progress.ignore,
+            )
 
 
 @pytest.mark.parametrize("lacking", ["p5,", "p"], ids=["one product", "all products"])
-def test_the_denoiser_learns_from_the_products_that_all_sensors_have(lacking: str, broker: str, tmp_path: Path) -> None:
+def test_the_denoiser_learns_from_the_products_that_all_sensors_have(
+    lacking: str, broker: str, tmp_path: Path
+) -> None:
     channel, denoising = Channel(levels=3), Denoising(rounds=3, epochs=2)
     spec = vfl_spec(absent="last", patience=2.0, channel=channel, denoising=denoising)
     draw(tmp_path / "data", 60, 12)
     oven = tmp_path / "data" / "oven.csv"
-    oven.write_text("".join(row for row in oven.read_text().splitlines(True) if not row.startswith(lacking)))
+    oven.write_text(
+        "".join(row for row in oven.read_text().splitlines(True) if not row.startswith(lacking))
+    )
     parties = in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=3)
     [newest] = (tmp_path / "head").glob("*/*3-*.safetensors")
     learnt = any(name.startswith("denoiser.adam") for name in load_file(newest))

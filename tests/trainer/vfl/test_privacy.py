@@ -40,7 +40,8 @@ def test_embeddings_are_cut_and_get_noise_of_the_strength_asked() -> None:
     tails = np.abs(noise) > 2 * 3
     assert tails.mean() == pytest.approx(0.0455, abs=0.01)
     products = (noise - noise.mean(0)) / noise.std(0)
-    assert np.abs(products.T @ products / 500 - np.eye(16)).max() < 0.2  # of one number tells nothing of another
+    # of one number tells nothing of another
+    assert np.abs(products.T @ products / 500 - np.eye(16)).max() < 0.2
     assert abs(np.corrcoef(noise[:250].ravel(), noise[250:].ravel())[0, 1]) < 0.08
 
 
@@ -50,7 +51,9 @@ def test_without_protection_nothing_changes() -> None:
 
 
 def test_the_same_embeddings_have_the_same_noise_and_others_have_none_in_common() -> None:
-    """Replays say nothing new, and a difference of two releases does not show that of two embeddings."""
+    """Replays say nothing new, and a difference of two releases does not show that of two
+    embeddings.
+    """
     first = protect(PRIVACY, embedding(), SECRET)
     assert np.array_equal(first, protect(PRIVACY, embedding(), SECRET))
     changed = embedding()
@@ -86,7 +89,9 @@ def test_what_a_spec_says_does_not_suffice_to_take_the_noise_off() -> None:
     sensor, samples = made.sensors[0], made.stream.samples[0][:40]
     said = release(made.spec, sensor, samples, 1).received
     sensor.secret = SECRET
-    assert (said - release(made.spec, sensor, samples, 1).received).std().item() == pytest.approx(sqrt(2) * 3, rel=0.1)
+    assert (said - release(made.spec, sensor, samples, 1).received).std().item() == pytest.approx(
+        sqrt(2) * 3, rel=0.1
+    )
 
 
 def test_who_has_no_secret_cannot_protect() -> None:
@@ -99,18 +104,26 @@ def test_the_cut_is_part_of_the_model_so_that_training_knows_of_it() -> None:
     embedded = made.sensors[0].embed(made.stream.samples[0])
     assert embedded.norm(dim=1).max() <= 0.5 * (1 + 1e-6)
     assert np.allclose(protect(Privacy(clip=0.5), embedded.numpy(), SECRET), embedded.numpy())
-    values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
-    assert torch.allclose(ClipNorm(1.0)(values), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0, 0]], dtype=torch.float64))
+    values = torch.tensor(
+        [[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64, requires_grad=True
+    )
+    assert torch.allclose(
+        ClipNorm(1.0)(values), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0, 0]], dtype=torch.float64)
+    )
     assert torch.autograd.gradcheck(ClipNorm(1.0), values)
 
 
 def test_a_protected_federation_learns() -> None:
-    closed = list(simulate(simulation("conv", privacy=Privacy(clip=2, multiplier=0.02)), 20, lambda _: (3, 3)))
+    closed = list(
+        simulate(simulation("conv", privacy=Privacy(clip=2, multiplier=0.02)), 20, lambda _: (3, 3))
+    )
     assert np.mean([each.loss for each in closed[-5:]]) < closed[0].loss - 0.1
 
 
 def test_a_second_copy_is_protected_too_by_noise_of_its_own() -> None:
-    made = simulation(privacy=Privacy(clip=5, multiplier=0.05), denoising=Denoising(rounds=2, target="noisy"))
+    made = simulation(
+        privacy=Privacy(clip=5, multiplier=0.05), denoising=Denoising(rounds=2, target="noisy")
+    )
     samples = made.stream.samples[0][:40]
     received, second = release(made.spec, made.sensors[0], samples, 1)
     assert second is not None
@@ -131,13 +144,18 @@ def test_predictions_go_by_protected_embeddings_as_well() -> None:
 
 
 def test_no_test_tells_two_embeddings_apart_better_than_the_account_says() -> None:
-    """The best one (Neyman and Pearson) on what `protected` gives in three releases; it is reached."""
+    """The best one (Neyman and Pearson) on what `protected` gives in three releases;
+    it is reached.
+    """
     random, times, clip, multiplier = np.random.default_rng(0), 3, 1.0, 4.0
     one = np.zeros((20_000, 8), np.float32)
     one[:, 0] = clip
     scores = []
     for sign in (1, -1):
-        said = [protect(Privacy(clip=clip, multiplier=multiplier), sign * one, random.bytes(32)) for _ in range(times)]
+        said = [
+            protect(Privacy(clip=clip, multiplier=multiplier), sign * one, random.bytes(32))
+            for _ in range(times)
+        ]
         scores.append(np.sum(said, 0)[:, 0])
     for epsilon in (0.1, 0.5, 1.0):
         # Where the likelihoods' ratio is above e^epsilon.
@@ -148,7 +166,9 @@ def test_no_test_tells_two_embeddings_apart_better_than_the_account_says() -> No
 
 @settings(max_examples=200)
 @given(st.floats(0.05, 1000), st.integers(1, 10_000), st.sampled_from([1e-3, 1e-5, 1e-9]))
-def test_epsilon_is_what_delta_leaves_and_below_the_bound_of_renyi(multiplier: float, times: int, delta: float) -> None:
+def test_epsilon_is_what_delta_leaves_and_below_the_bound_of_renyi(
+    multiplier: float, times: int, delta: float
+) -> None:
     distance = 2 * sqrt(times) / multiplier
     epsilon = spent_epsilon(Privacy(clip=1, multiplier=multiplier), times, delta)
     renyi = distance**2 / 2 + distance * sqrt(2 * log(1 / delta))
@@ -159,8 +179,12 @@ def test_epsilon_is_what_delta_leaves_and_below_the_bound_of_renyi(multiplier: f
 
 
 def test_figures_that_others_have_published() -> None:
-    """Balle and Wang 2018: sensitivity 1 and noise 1 give epsilon 4.3777 at 1e-5 (with a clip of 1/2, multiplier 2)."""
-    assert spent_epsilon(Privacy(clip=0.5, multiplier=2), 1, 1e-5) == pytest.approx(4.3777, abs=1e-3)
+    """Balle and Wang 2018: sensitivity 1 and noise 1 give epsilon 4.3777 at 1e-5
+    (with a clip of 1/2, multiplier 2).
+    """
+    assert spent_epsilon(Privacy(clip=0.5, multiplier=2), 1, 1e-5) == pytest.approx(
+        4.3777, abs=1e-3
+    )
 
 
 def test_n_releases_count_as_one_with_noise_smaller_by_the_root_of_n() -> None:
@@ -175,7 +199,14 @@ def test_nothing_said_costs_nothing_and_without_noise_everything_is_said() -> No
     assert spent_epsilon(Privacy(clip=1), 1, 1e-5) == inf
 
 
-@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 90), st.integers(1, 25), st.integers(0, 9), st.booleans())
+@given(
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(0, 90),
+    st.integers(1, 25),
+    st.integers(0, 9),
+    st.booleans(),
+)
 def test_releases_are_counted_for_the_product_that_weighs_longest(
     start: int, chunk: int, size: int, rounds: int, learning: int, noisy: bool
 ) -> None:
@@ -229,7 +260,9 @@ NOISY = Denoising(rounds=3, target="noisy")
         (made_spec(Channel(loss=0.1), NOISY), "both are the same"),
     ],
 )
-def test_settings_that_contradict_one_another_are_refused_with_the_reason(made: VflSpec, why: str) -> None:
+def test_settings_that_contradict_one_another_are_refused_with_the_reason(
+    made: VflSpec, why: str
+) -> None:
     with pytest.raises(UsageError, match=why) as refused:
         check_combinations(made)
     assert refused.value.remedy
@@ -253,5 +286,7 @@ def test_what_a_product_has_spent_is_told_where_it_is_protected() -> None:
     protected_ = simulation(privacy=PRIVACY, window=Window(start=10, chunk=5, size=20)).spec
     assert describe_spent(simulation().spec, 7) == ""
     epsilon = spent_epsilon(PRIVACY, 4, 1e-5)
-    assert f"after 7 rounds a product has spent epsilon {epsilon:.3g}" in describe_spent(protected_, 7)
+    assert f"after 7 rounds a product has spent epsilon {epsilon:.3g}" in describe_spent(
+        protected_, 7
+    )
     assert "epsilon inf" in describe_spent(simulation(privacy=Privacy(clip=1)).spec, 7)

@@ -15,7 +15,10 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something about a plant's images that its engineer should know. With an error the plant cannot join."""
+    """Something about a plant's images that its engineer should know.
+
+    With an error the plant cannot join.
+    """
 
     severity: Severity
     kind: str  # in one or two words
@@ -44,5 +47,9 @@ def raise_errors(findings: Iterable[Finding]) -> None:
     """Raise UsageError if there is an error among the findings; further errors are only counted."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
-        more = f"; then mend {len(errors) - 1} more, which edge-node check shows" if len(errors) > 1 else ""
+        more = (
+            f"; then mend {len(errors) - 1} more, which edge-node check shows"
+            if len(errors) > 1
+            else ""
+        )
         raise UsageError(errors[0].text, errors[0].remedy + more)

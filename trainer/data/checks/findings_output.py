@@ -42,19 +42,20 @@ class Summary(msgspec.Struct, frozen=True):
     learning_curve: LearningCurve | None = None
 
 
-def summarise(report: ImageReport, picture: Path | None = None, curve: LearningCurve | None = None) -> Summary:
+def summarise(
+    report: ImageReport, picture: Path | None = None, curve: LearningCurve | None = None
+) -> Summary:
     """What was found, class by class; `picture` is where it was drawn."""
-    return Summary(
-        report.can_join,
-        [
+    classes = []
+    for name in sorted({each.class_name for each in report.facts}):
+        classes.append(
             _summarise_class(name, [each for each in report.facts if each.class_name == name])
-            for name in sorted({each.class_name for each in report.facts})
-        ],
-        report.findings,
-        [[str(path) for path in group] for group in report.groups],
-        str(picture) if picture else None,
-        curve,
-    )
+        )
+    groups = []
+    for group in report.groups:
+        groups.append([str(path) for path in group])
+    picture_or_none = str(picture) if picture else None
+    return Summary(report.can_join, classes, report.findings, groups, picture_or_none, curve)
 
 
 def _summarise_class(name: str, facts: Sequence[ImageFacts]) -> ClassSummary:
@@ -82,18 +83,22 @@ def print_table(report: ImageReport, console: Console) -> None:
     for finding in summary.findings:
         text = Text.assemble((finding.severity, _STYLES[finding.severity]), f": {finding.text}")
         text.append(f"\n  What to do: {finding.remedy}", style="dim")
-        console.print(text, soft_wrap=True)  # the terminal's own wrapping leaves paths whole when they are copied
-    console.print(
-        format_counts(report.findings) + ("" if summary.can_join else "; mend the errors before this plant joins")
-    )
+        # the terminal's own wrapping leaves paths whole when they are copied
+        console.print(text, soft_wrap=True)
+    can_join = "" if summary.can_join else "; mend the errors before this plant joins"
+    console.print(format_counts(report.findings) + can_join)
 
 
 def print_curve(curve: LearningCurve, console: Console) -> None:
-    """Print the learning curve: how many images of each class, how many are right, and what follows."""
+    """Print the learning curve: how many images of each class, how many are right,
+    and what follows.
+    """
     drawn = Table(Column("images of each class", justify="right"), "right", "95 % interval")
     for point in curve.points:
         share = point.accuracy
-        drawn.add_row(f"{point.images}", f"{share.value:.0%}", f"{share.low:.0%} to {share.high:.0%}")
+        drawn.add_row(
+            f"{point.images}", f"{share.value:.0%}", f"{share.low:.0%} to {share.high:.0%}"
+        )
     console.print(drawn)
     for line in curve.describe("--json"):
         console.print(Text(line), soft_wrap=True)
@@ -102,9 +107,14 @@ def print_curve(curve: LearningCurve, console: Console) -> None:
 def _class_table(classes: Sequence[ClassSummary]) -> Table:
     drawn = Table(Column("class", overflow="fold"), "images", "size", "type", "brightness")
     for each in classes:
-        images = f"{each.images}" + (f" + {each.held_out}" if each.held_out else "")
+        held_out_text = f" + {each.held_out}" if each.held_out else ""
+        images = f"{each.images}" + held_out_text
         drawn.add_row(
-            Text(each.name), images, _format_values(each.sizes), _format_values(each.types), f"{each.brightness:.0f}"
+            Text(each.name),
+            images,
+            _format_values(each.sizes),
+            _format_values(each.types),
+            f"{each.brightness:.0f}",
         )
     return drawn
 
@@ -113,23 +123,31 @@ def _format_values(counts: dict[str, int]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     shown = [f"{value} ({count})" for value, count in list(counts.items())[:2]]
-    return ", ".join([*shown, *(["..."] if len(counts) > 2 else [])])
+    ellipsis = ["..."] if len(counts) > 2 else []
+    return ", ".join([*shown, *ellipsis])
 
 
 def format_counts(findings: Iterable[Finding]) -> str:
     """How many findings of each severity there are."""
     counts = Counter(finding.severity for finding in findings)
     text = [
-        f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}" for severity in SEVERITIES if counts[severity]
+        f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}"
+        for severity in SEVERITIES
+        if counts[severity]
     ]
     return ", ".join(text) or "nothing to complain of"
 
 
 # The picture
 
-_TILE, _CAPTION, _GAP, _COLUMNS, _TITLE = 112, 30, 6, 10, 30
+_TILE = 112
+_CAPTION = 30
+_GAP = 6
+_COLUMNS = 10
+_TITLE = 30
 _COLORS: dict[Severity, str] = {"error": "#c62828", "warning": "#e07000", "hint": "#1565c0"}
-_INK, _PAPER = "#222222", "#ffffff"
+_INK = "#222222"
+_PAPER = "#ffffff"
 
 
 class _Tile(NamedTuple):
@@ -147,13 +165,18 @@ class _Band(NamedTuple):
 
 
 def draw_contact_sheet(report: ImageReport, target: Path) -> None:
-    """Draw a contact sheet: for each class a row of images without findings, and one of images with.
+    """Draw a contact sheet: for each class a row of images without findings,
+    and one of images with.
 
     Raises:
         UsageError: it cannot be written.
     """
     bands = _make_bands(report)
-    sheet = Image.new("RGB", (_GAP + _COLUMNS * (_TILE + _GAP), _TITLE + sum(band.height for band in bands)), _PAPER)
+    sheet = Image.new(
+        "RGB",
+        (_GAP + _COLUMNS * (_TILE + _GAP), _TITLE + sum(band.height for band in bands)),
+        _PAPER,
+    )
     pen = ImageDraw.Draw(sheet)
     left = _GAP
     for text, color in (
@@ -167,7 +190,10 @@ def draw_contact_sheet(report: ImageReport, target: Path) -> None:
         pen.text((_GAP, top + 8), band.title, _INK, _font(15))
         for row, tiles in enumerate(band.rows):
             for column, tile in enumerate(tiles):
-                corner = (_GAP + column * (_TILE + _GAP), top + _TITLE + row * (_TILE + _CAPTION + _GAP))
+                corner = (
+                    _GAP + column * (_TILE + _GAP),
+                    top + _TITLE + row * (_TILE + _CAPTION + _GAP),
+                )
                 _draw_tile(sheet, pen, corner, tile)
         top += band.height
     try:
@@ -180,7 +206,9 @@ def draw_contact_sheet(report: ImageReport, target: Path) -> None:
 
 def _make_bands(report: ImageReport) -> list[_Band]:
     marks: dict[Path, Finding] = {}
-    for finding in sorted(report.findings, key=lambda each: (SEVERITIES.index(each.severity), len(each.files))):
+    for finding in sorted(
+        report.findings, key=lambda each: (SEVERITIES.index(each.severity), len(each.files))
+    ):
         for file in finding.files:
             marks.setdefault(Path(file), finding)
     classes = {each.class_name for each in report.facts}
@@ -189,17 +217,26 @@ def _make_bands(report: ImageReport) -> list[_Band]:
         facts = [each for each in report.facts if each.class_name == name]
         plain = [_Tile(each.path) for each in facts if each.path not in marks]
         marked = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name == name]
-        title = f"{name}: {len(facts)} images" + (f", {len(marked)} marked" if marked else "")
+        marked_text = f", {len(marked)} marked" if marked else ""
+        title = f"{name}: {len(facts)} images" + marked_text
         bands.append(_Band(title, [tiles[:_COLUMNS] for tiles in (plain, marked) if tiles]))
     outside = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name not in classes]
-    return bands + ([_Band(f"in no class: {len(outside)} files", [outside[:_COLUMNS]])] if outside else [])
+    band = [_Band(f"in no class: {len(outside)} files", [outside[:_COLUMNS]])] if outside else []
+    return bands + band
 
 
-def _draw_tile(sheet: Image.Image, pen: ImageDraw.ImageDraw, corner: tuple[int, int], tile: _Tile) -> None:
+def _draw_tile(
+    sheet: Image.Image, pen: ImageDraw.ImageDraw, corner: tuple[int, int], tile: _Tile
+) -> None:
     left, top = corner
     color = _COLORS[tile.mark.severity] if tile.mark else "#999999"
     try:
-        sheet.paste(ImageOps.pad(read_image(tile.path).image.convert("RGB"), (_TILE, _TILE), color="#dddddd"), corner)
+        sheet.paste(
+            ImageOps.pad(
+                read_image(tile.path).image.convert("RGB"), (_TILE, _TILE), color="#dddddd"
+            ),
+            corner,
+        )
     except ImageError:
         pen.line((left, top, left + _TILE, top + _TILE), color, 2)
         pen.line((left, top + _TILE, left + _TILE, top), color, 2)
@@ -209,7 +246,8 @@ def _draw_tile(sheet: Image.Image, pen: ImageDraw.ImageDraw, corner: tuple[int, 
     while pen.textlength(name, _font(11)) > _TILE:
         name = "…" + name[2:]  # names often differ in their ends only
     pen.text((left, top + _TILE + 1), name, "#666666", _font(11))
-    pen.text((left, top + _TILE + 14), tile.mark.kind if tile.mark else "", color, _font(11))
+    kind = tile.mark.kind if tile.mark else ""
+    pen.text((left, top + _TILE + 14), kind, color, _font(11))
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

@@ -3,6 +3,7 @@
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,10 +59,16 @@ def check_folders(
     """
     facts: list[ImageFacts] = []
     findings: list[Finding] = []
-    found_in = [(scan_folder(given), held_out) for given, held_out in ((folder, False), (test, True)) if given]
-    check_own_aliases(aliases, {name for found, _ in found_in for name in found.names}, classes)
+    found_in = [
+        (scan_folder(given), held_out)
+        for given, held_out in ((folder, False), (test, True))
+        if given
+    ]
+    check_own_aliases(
+        aliases, set(chain.from_iterable(found.names for found, _ in found_in)), classes
+    )
     scans = [(found.with_aliases(aliases), held_out) for found, held_out in found_in]
-    entries = [entry for found, _ in scans for entry in found.entries]
+    entries = list(chain.from_iterable(found.entries for found, _ in scans))
     findings += _check_names({entry.class_name for entry in entries}, classes)
     if test is None:
         findings += rules.check_beside(scans[0][0])
@@ -76,7 +83,10 @@ def check_folders(
         findings += [*rules.check_folder(found), *rules.check_readable(unreadable)]
     groups = group_images(facts, keys)
     findings += rules.check_images(facts, size, groups)
-    members = tuple(tuple(facts[position].path for position in positions) for positions in groups.members)
+    members_list = []
+    for positions in groups.members:
+        members_list.append(tuple(facts[position].path for position in positions))
+    members = tuple(members_list)
     return ImageReport(tuple(facts), tuple(_sort(findings)), members)
 
 
@@ -91,7 +101,10 @@ def _check_names(names: Iterable[str], classes: Sequence[str]) -> Iterator[Findi
 
 def _sort(findings: Iterable[Finding]) -> list[Finding]:
     """The worst first, and among them what makes the accuracy too good."""
-    return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.kind != "held out"))
+    return sorted(
+        findings,
+        key=lambda finding: (SEVERITIES.index(finding.severity), finding.kind != "held out"),
+    )
 
 
 def load_checked(
@@ -107,8 +120,9 @@ def load_checked(
 ) -> tuple[Images, list[Finding]]:
     """A plant's images for a federation, with what is worth a warning.
 
-    Without a `test` catalogue a share is held out, if that is wanted and there are enough images; look-alikes, and
-    images of one of the `keys` (`read_keys`), stay together. Fewer images than `least` are an error.
+    Without a `test` catalogue a share is held out, if that is wanted and there are enough images;
+    look-alikes, and images of one of the `keys` (`read_keys`), stay together. Fewer images than
+    `least` are an error.
 
     Raises:
         UsageError: what is wrong with the images, and what to do.
@@ -117,14 +131,18 @@ def load_checked(
 
     def load(catalogue: Catalogue, *, held_out: bool) -> LabelledImages:
         return class_folders.load(
-            catalogue, classes, size, lambda entry, photo: facts.append(measure_image(entry, photo, held_out=held_out))
+            catalogue,
+            classes,
+            size,
+            lambda entry, photo: facts.append(measure_image(entry, photo, held_out=held_out)),
         )
 
     images = load(train, held_out=False)
     held_out = load(test, held_out=True) if test else None
     groups = group_images(facts, keys)
+    test_findings = test.findings if test else ()
     findings = _sort(
-        [*train.findings, *(test.findings if test else ()), *rules.check_images(facts, size, groups, least)]
+        [*train.findings, *test_findings, *rules.check_images(facts, size, groups, least)]
     )
     raise_errors(findings)
     images = images._replace(groups=groups.numbers[: len(images.labels)])
@@ -136,12 +154,15 @@ def load_checked(
 
 def image_options(test: Path | None, group: str | None, aliases: Mapping[str, str]) -> list[str]:
     """The options of `check` and `join` that say how a plant's images are taken."""
-    given = [("--test", str(test) if test else None), ("--group", group)]
+    test_folder = str(test) if test else None
+    given = [("--test", test_folder), ("--group", group)]
     words = [*given, *(("--alias", f"{name}={of}") for name, of in aliases.items())]
-    return [word for flag, value in words if value for word in (flag, value)]
+    return list(chain.from_iterable((flag, value) for flag, value in words if value))
 
 
-def format_brief(findings: Sequence[Finding], folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
+def format_brief(
+    findings: Sequence[Finding], folder: Path, options: Sequence[str] = ()
+) -> Iterator[str]:
     """A few lines for somebody who is about to join."""
     warnings = [finding for finding in findings if finding.severity == "warning"]
     for finding in warnings[:3]:

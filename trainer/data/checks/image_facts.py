@@ -1,4 +1,6 @@
-"""Facts of one image before it is resized: size, format, brightness, digest of its pixels, thumbnail."""
+"""Facts of one image before it is resized: size, format, brightness,
+digest of its pixels, thumbnail.
+"""
 
 import hashlib
 from pathlib import Path
@@ -37,7 +39,8 @@ def measure_image(entry: Entry, photo: Photo, *, held_out: bool = False) -> Imag
     """Measure one image."""
     image = photo.image
     gray = image.convert("L")
-    counts, values = np.array(gray.histogram()), np.arange(256)
+    counts = np.array(gray.histogram())
+    values = np.arange(256)
     mean = float(counts @ values / counts.sum())
     pixels = hashlib.sha256(f"{image.size}".encode() + image.convert("RGB").tobytes()).digest()
     return ImageFacts(

@@ -1,4 +1,7 @@
-"""Rules on a plant's images. Each is one function, from facts (`folder_scan`, `image_facts`) to findings."""
+"""Rules on a plant's images.
+
+Each is one function, from facts (`folder_scan`, `image_facts`) to findings.
+"""
 
 import itertools
 from collections import Counter, defaultdict
@@ -15,13 +18,22 @@ from trainer.data.folder_scan import Entry, FolderScan, is_held_out
 from trainer.data.image_groups import Groups
 
 MIN_TO_TRAIN = 2  # images
-MIN_CLASS_IMAGES, MIN_IMAGES = 5, 20  # images, or groups of look-alikes, below which none are held out
+# images, or groups of look-alikes, below which none are held out
+MIN_CLASS_IMAGES = 5
+MIN_IMAGES = 20
 
 _CHANCE = 0.01  # how improbable it must be that a format occurs in one class only
-_UPSCALED, _SHRUNK = 1.5, 8  # factors from which images count as too small and as too large
+# factors from which images count as too small and as too large
+_UPSCALED = 1.5
+_SHRUNK = 8
 _SQUASHED = 1.25  # ratio of width and height, or between two images' ratios
-_BLACK, _WHITE, _FLAT = 8, 247, 1.0  # gray values: means of nearly black and white images, deviation of empty ones
-_OUTLIER, _MIN_DEVIATION = 5, 50  # robust standard deviations and gray values that make a brightness an outlier
+# gray values: means of nearly black and white images, deviation of empty ones
+_BLACK = 8
+_WHITE = 247
+_FLAT = 1.0
+# robust standard deviations and gray values that make a brightness an outlier
+_OUTLIER = 5
+_MIN_DEVIATION = 50
 _MIN_TO_COMPARE = 8  # images of a class, below which it has no usual brightness
 _IMBALANCE = 5  # ratio of the largest class to the smallest
 
@@ -43,17 +55,27 @@ def check_folder(found: FolderScan) -> Findings:
 def check_copies(found: FolderScan) -> Findings:
     """Identical files, in one class or in two."""
     groups = [group for group in found.groups if len(group) > 1]
-    across = [group for group in groups if len({entry.class_name for entry in group}) > 1]
-    within = [[entry.path for entry in group] for group in groups if group not in across]
+    across = []
+    for group in groups:
+        if len({entry.class_name for entry in group}) > 1:
+            across.append(group)
+    within = []
+    for group in groups:
+        if group not in across:
+            within.append([entry.path for entry in group])
     if across:
-        yield _two_classes([[entry.path for entry in group] for group in across])
+        collected_paths = []
+        for entries in across:
+            collected_paths.append([entry.path for entry in entries])
+        yield _two_classes(collected_paths)
     if within:
         yield Finding(
             "warning",
             "twice",
-            f"{len(within)} image(s) are there more than once, and count once:{_format_groups(within)}",
+            f"{len(within)} image(s) are there more than once, and count "
+            f"once:{_format_groups(within)}",
             "remove the copies",
-            format_paths(path for paths in within for path in paths),
+            format_paths(itertools.chain.from_iterable(within)),
         )
 
 
@@ -82,8 +104,12 @@ def check_beside(found: FolderScan) -> Findings:
 def check_readable(unreadable: Mapping[Path, str]) -> Findings:
     """Images that cannot be read, each with its reason."""
     if unreadable:
-        text = f"{len(unreadable)} image(s) cannot be read:{format_lines(list(unreadable.values()))}"
-        yield Finding("error", "unreadable", text, "repair or remove these files", format_paths(unreadable))
+        text = (
+            f"{len(unreadable)} image(s) cannot be read:{format_lines(list(unreadable.values()))}"
+        )
+        yield Finding(
+            "error", "unreadable", text, "repair or remove these files", format_paths(unreadable)
+        )
 
 
 def check_sources(sources: Sequence[Sequence[Entry]]) -> Findings:
@@ -91,20 +117,36 @@ def check_sources(sources: Sequence[Sequence[Entry]]) -> Findings:
     groups: dict[str, list[Entry]] = defaultdict(list)
     for entry in itertools.chain(*sources):
         groups[entry.digest].append(entry)
-    if differing := [group for group in groups.values() if len({entry.class_name for entry in group}) > 1]:
-        yield _two_classes([[entry.path for entry in group] for group in differing])
+    kept = []
+    for group in groups.values():
+        if len({entry.class_name for entry in group}) > 1:
+            kept.append(group)
+    if differing := kept:
+        paths = []
+        for entries in differing:
+            paths.append([entry.path for entry in entries])
+        yield _two_classes(paths)
 
 
 def _no_images(found: FolderScan) -> Finding:
     remedy = f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class"
     if found.nested:
-        inside = sorted({path.parent.parent for path in found.nested}, key=lambda path: (is_held_out(path), path))
-        test = f" with --test {inside[-1]}" if not is_held_out(inside[0]) and is_held_out(inside[-1]) else ""
+        inside = sorted(
+            {path.parent.parent for path in found.nested},
+            key=lambda path: (is_held_out(path), path),
+        )
+        test = (
+            f" with --test {inside[-1]}"
+            if not is_held_out(inside[0]) and is_held_out(inside[-1])
+            else ""
+        )
         remedy = f"pass the folder whose folders are the classes, perhaps {inside[0]}{test}"
     elif found.loose:
         remedy = "put each class's images into a folder of its own, named like the class"
         remedy += f"; if {found.folder} is one of these, pass {found.folder.parent}"
-    return Finding("error", "no images", f"there are no class folders with images in {found.folder}", remedy)
+    return Finding(
+        "error", "no images", f"there are no class folders with images in {found.folder}", remedy
+    )
 
 
 def _check_ignored(found: FolderScan) -> Findings:
@@ -114,7 +156,13 @@ def _check_ignored(found: FolderScan) -> Findings:
     rows: tuple[tuple[list[Path], Severity, str, str, str], ...] = (
         (found.nested, "warning", "too deep", "in folders inside class folders", move),
         (found.loose, "warning", "no class", "in no class folder", move),
-        (found.others, "hint", "no images", f"no images ({kinds})", f"save images as one of {' '.join(SUFFIXES)}"),
+        (
+            found.others,
+            "hint",
+            "no images",
+            f"no images ({kinds})",
+            f"save images as one of {' '.join(SUFFIXES)}",
+        ),
         (
             found.hidden,
             "hint",
@@ -135,7 +183,7 @@ def _two_classes(groups: Sequence[Sequence[Path]]) -> Finding:
         "two classes",
         f"{len(groups)} image(s) are the same in two classes:{_format_groups(groups)}",
         "remove each from the class where it is wrong",
-        format_paths(path for paths in groups for path in paths),
+        format_paths(itertools.chain.from_iterable(groups)),
     )
 
 
@@ -145,7 +193,8 @@ def _format_groups(groups: Sequence[Sequence[Path]]) -> str:
 
 
 def check_images(facts: Facts, size: int, groups: Groups, least: int = MIN_TO_TRAIN) -> Findings:
-    """Rules on decoded images and their groups, for a network whose input is `size` pixels wide and high.
+    """Rules on decoded images and their groups,
+    for a network whose input is `size` pixels wide and high.
 
     A plant needs `least` images for training.
     """
@@ -169,46 +218,63 @@ def _check_count(facts: Facts, groups: Groups, least: int) -> Findings:
     """Too few images to train, or to hold some out."""
     train = [each for each in facts if not each.held_out]
     counts = _count_by_class(train)
-    pairs = {(number, each.class_name) for number, each in zip(groups.numbers.tolist(), facts, strict=True)}
+    pairs = {
+        (number, each.class_name)
+        for number, each in zip(groups.numbers.tolist(), facts, strict=True)
+    }
     group_counts = Counter(sorted(name for _, name in pairs))
     if len(train) < least:
         yield Finding(
-            "error", "too few", f"there is {len(train)} image; a node needs two or more to train", "label a few more"
+            "error",
+            "too few",
+            f"there is {len(train)} image; a node needs two or more to train",
+            "label a few more",
         )
     elif len(facts) == len(train) and not has_enough_to_hold_out(counts):
         rarest = min(counts, key=lambda name: counts[name])
         yield Finding(
             "warning",
             "too few",
-            f"{len(train)} images, {counts[rarest]} of them of {rarest}, are too few to hold any out; the model will"
-            " be judged by cross-validation, whose interval is wide",
-            f"label more, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, or bring --test FOLDER",
+            f"{len(train)} images, {counts[rarest]} of them of {rarest}, are too few to hold any "
+            "out; the model will be judged by cross-validation, whose interval is wide",
+            f"label more, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, or bring --test "
+            "FOLDER",
         )
     elif len(facts) == len(train) and not has_enough_to_hold_out(group_counts):
         rarest = min(group_counts, key=lambda name: group_counts[name])
         yield Finding(
             "warning",
             "too few",
-            f"{len(train)} images show only {len({number for number, _ in pairs})} different spots,"
-            f" {group_counts[rarest]} of them of {rarest}, too few to hold any out; the model will be judged by"
-            " cross-validation, whose interval is wide",
-            f"label images of more spots, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, or bring --test FOLDER",
+            f"{len(train)} images show only {len({number for number, _ in pairs})} different "
+            f"spots, {group_counts[rarest]} of them of {rarest}, too few to hold any out; the "
+            "model will be judged by cross-validation, whose interval is wide",
+            f"label images of more spots, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, "
+            "or bring --test FOLDER",
         )
 
 
 def _check_classes(facts: Facts) -> Findings:
-    """One class only, classes that only one side has, or far more images of one class than of another."""
-    counts, held_out = (_count_by_class([each for each in facts if each.held_out == side]) for side in (False, True))
+    """One class only, classes that only one side has,
+    or far more images of one class than of another.
+    """
+    by_class = []
+    for side in (False, True):
+        by_class.append(_count_by_class([each for each in facts if each.held_out == side]))
+    counts, held_out = by_class
     if len(counts) == 1:
         (name,) = counts
         yield Finding(
-            "warning", "one class", f"all images are of {name}; there is nothing to tell apart", "add another class"
+            "warning",
+            "one class",
+            f"all images are of {name}; there is nothing to tell apart",
+            "add another class",
         )
     if held_out and not set(held_out) & set(counts):
         yield Finding(
             "error",
             "classes",
-            f"no held-out image is of a class that is trained: there are {format_items(sorted(held_out))}",
+            "no held-out image is of a class that is trained: there are "
+            f"{format_items(sorted(held_out))}",
             "hold out images of the training folder's classes, or leave out --test",
         )
     elif unknown := sorted(set(held_out) - set(counts)):
@@ -223,15 +289,18 @@ def _check_classes(facts: Facts) -> Findings:
         yield Finding(
             "hint",
             "classes",
-            f"there are no held-out images of {format_items(untested)}; nothing will tell how well they are recognised",
+            f"there are no held-out images of {format_items(untested)}; nothing will tell how "
+            "well they are recognised",
             "hold some out",
         )
-    (most, many), (least, few) = counts.most_common(1)[0], counts.most_common()[-1]
+    (most, many) = counts.most_common(1)[0]
+    (least, few) = counts.most_common()[-1]
     if many >= _IMBALANCE * few:
         yield Finding(
             "hint",
             "imbalance",
-            f"{most} has {many} images, {least} only {few}; a rare class is learnt last, and accuracy hardly shows it",
+            f"{most} has {many} images, {least} only {few}; a rare class is learnt last, and "
+            "accuracy hardly shows it",
             f"label more of {least}",
         )
 
@@ -242,8 +311,14 @@ def _check_duplicates(facts: Facts) -> Findings:
     for each in facts:
         alike[each.pixels].append(each)
     groups = [group for group in alike.values() if len(group) > 1]
-    leaked = [group for group in groups if len({each.held_out for each in group}) == 2]
-    across = [group for group in groups if group not in leaked and len({each.class_name for each in group}) > 1]
+    leaked = []
+    for group in groups:
+        if len({each.held_out for each in group}) == 2:
+            leaked.append(group)
+    across = []
+    for group in groups:
+        if group not in leaked and len({each.class_name for each in group}) > 1:
+            across.append(group)
     within = [group for group in groups if group not in leaked and group not in across]
     if leaked:
         yield Finding(
@@ -260,7 +335,10 @@ def _check_duplicates(facts: Facts) -> Findings:
         yield Finding(
             "warning",
             "twice",
-            f"{len(within)} image(s) are stored more than once, as different files, and count as often:"
+            (
+                f"{len(within)} image(s) are stored more than once, as different files, and "
+                "count as often:"
+            )
             + _format_groups(_paths(within)),
             "remove the copies",
             format_paths(itertools.chain(*_paths(within))),
@@ -268,7 +346,10 @@ def _check_duplicates(facts: Facts) -> Findings:
 
 
 def _paths(groups: Sequence[Facts]) -> list[list[Path]]:
-    return [[each.path for each in group] for group in groups]
+    paths: list[list[Path]] = []
+    for group in groups:
+        paths.append([each.path for each in group])
+    return paths
 
 
 def _check_look_alikes_across(facts: Facts, groups: Groups) -> Findings:
@@ -277,15 +358,23 @@ def _check_look_alikes_across(facts: Facts, groups: Groups) -> Findings:
     concerned: dict[Path, None] = {}
     judged: set[Path] = set()
     for positions in groups.members:
-        train, test = ([p for p in positions if facts[p].held_out == side] for side in (False, True))
-        if train and test and not {facts[p].pixels for p in train} >= {facts[p].pixels for p in test}:
+        sides = []
+        for side in (False, True):
+            sides.append([p for p in positions if facts[p].held_out == side])
+        train, test = sides
+        if (
+            train
+            and test
+            and not {facts[p].pixels for p in train} >= {facts[p].pixels for p in test}
+        ):
             mine = set(positions)
             across = [
                 (pair.likeness, pair.one, pair.other)
                 for pair in groups.pairs
                 if pair.one in mine and facts[pair.one].held_out != facts[pair.other].held_out
             ]
-            shown += across or [(0.0, train[0], test[0])]  # the user says so, or others stand between
+            # the user says so, or others stand between
+            shown += across or [(0.0, train[0], test[0])]
             concerned |= dict.fromkeys(facts[p].path for p in positions)
             judged |= {facts[p].path for p in test}
     if shown:
@@ -294,8 +383,9 @@ def _check_look_alikes_across(facts: Facts, groups: Groups) -> Findings:
         yield Finding(
             "warning",
             "held out",
-            f"{len(judged)} of {sum(each.held_out for each in facts)} held-out images look like training images, or are"
-            f" of one --group with them; the accuracy will be too good:{format_lines(lines)}",
+            f"{len(judged)} of {sum(each.held_out for each in facts)} held-out images look like "
+            "training images, or are of one --group with them; the accuracy will be too "
+            f"good:{format_lines(lines)}",
             "keep all images of a spot in one of the two folders, or leave out --test",
             format_paths(concerned),
         )
@@ -303,18 +393,27 @@ def _check_look_alikes_across(facts: Facts, groups: Groups) -> Findings:
 
 def _check_look_alikes(facts: Facts, groups: Groups) -> Findings:
     """Groups on one side: of look-alikes, or as the user says."""
-    found = [members for members in groups.members if len({facts[p].held_out for p in members}) == 1]
-    found = [members for members in found if len({facts[p].pixels for p in members}) > 1]
+    found = []
+    for members in groups.members:
+        if len({facts[p].held_out for p in members}) == 1:
+            found.append(members)
+    kept = []
+    for alike in found:
+        if len({facts[p].pixels for p in alike}) > 1:
+            kept.append(alike)
+    found = kept
     if found:
         found.sort(key=len, reverse=True)
         count = sum(map(len, found))
         yield Finding(
             "hint",
             "alike",
-            f"{count} of {len(facts)} images are in {len(found)} group(s) of look-alikes; each group trains or is held"
-            f" out as a whole:{format_lines([_format_group(facts, members) for members in found])}",
-            "look at them: where they show one spot all is well; what else belongs together, --group says",
-            format_paths(facts[position].path for members in found for position in members),
+            f"{count} of {len(facts)} images are in {len(found)} group(s) of look-alikes; each "
+            "group trains or is held out as a "
+            f"whole:{format_lines([_format_group(facts, members) for members in found])}",
+            "look at them: where they show one spot all is well; what else belongs together, "
+            "--group says",
+            format_paths(facts[position].path for position in itertools.chain.from_iterable(found)),
         )
 
 
@@ -338,8 +437,8 @@ def _check_sizes(facts: Facts, size: int) -> Findings:
         yield Finding(
             "warning",
             "too small",
-            f"{len(small)} image(s) are far smaller than the network's input of {size} x {size}, and are enlarged:"
-            f"{format_lines([f'{each.path} ({each.size})' for each in small])}",
+            f"{len(small)} image(s) are far smaller than the network's input of {size} x {size}, "
+            f"and are enlarged:{format_lines([f'{each.path} ({each.size})' for each in small])}",
             "bring images of a higher resolution, or let the coordinator choose a smaller --size",
             format_paths(each.path for each in small),
         )
@@ -348,8 +447,8 @@ def _check_sizes(facts: Facts, size: int) -> Findings:
         yield Finding(
             "hint",
             "too large",
-            f"{len(large)} image(s) are shrunk up to {factor} times to {size} x {size}; a defect less than {factor}"
-            " pixels wide vanishes",
+            f"{len(large)} image(s) are shrunk up to {factor} times to {size} x {size}; a defect "
+            f"less than {factor} pixels wide vanishes",
             "crop the images around what matters, in the same way on the line",
             format_paths(each.path for each in large),
         )
@@ -379,7 +478,9 @@ def _check_sizes(facts: Facts, size: int) -> Findings:
 
 def _check_brightness(facts: Facts) -> Findings:
     """Images that show nothing, or that are far darker or brighter than the others."""
-    empty = [each for each in facts if each.contrast < _FLAT or not _BLACK <= each.brightness <= _WHITE]
+    empty = [
+        each for each in facts if each.contrast < _FLAT or not _BLACK <= each.brightness <= _WHITE
+    ]
     if empty:
         yield Finding(
             "warning",
@@ -390,20 +491,27 @@ def _check_brightness(facts: Facts) -> Findings:
             format_paths(each.path for each in empty),
         )
     shown = [each for each in facts if each not in empty]
-    usual = {name: _usual([each for each in shown if each.class_name == name]) for name in _count_by_class(shown)}
+    usual = {}
+    for name in _count_by_class(shown):
+        usual[name] = _usual([each for each in shown if each.class_name == name])
     over_all = _usual(shown) if shown else (0.0, np.inf)
-    odd = [
-        each
-        for each in shown
-        if any(abs(each.brightness - m) > limit for m, limit in (usual[each.class_name], over_all))
-    ]
+    odd = []
+    for each in shown:
+        if any(abs(each.brightness - m) > limit for m, limit in (usual[each.class_name], over_all)):
+            odd.append(each)
     if odd:
         yield Finding(
             "hint",
             "brightness",
             f"{len(odd)} image(s) are far darker or brighter than others:"
             + format_lines(
-                [f"{each.path} (mean {each.brightness:.0f}, usual {usual[each.class_name][0]:.0f})" for each in odd]
+                [
+                    (
+                        f"{each.path} (mean {each.brightness:.0f}, usual "
+                        f"{usual[each.class_name][0]:.0f})"
+                    )
+                    for each in odd
+                ]
             ),
             "see whether they were taken in the same light, with the same exposure",
             format_paths(each.path for each in odd),
@@ -416,7 +524,8 @@ def _usual(facts: Facts) -> tuple[float, float]:
     if len(values) < _MIN_TO_COMPARE:
         return float(np.median(values)), np.inf
     median = float(np.median(values))
-    deviation = 1.4826 * float(np.median(np.abs(values - median)))  # of a normal distribution, the standard deviation
+    # of a normal distribution, the standard deviation
+    deviation = 1.4826 * float(np.median(np.abs(values - median)))
     return median, max(_OUTLIER * deviation, _MIN_DEVIATION)
 
 
@@ -432,21 +541,23 @@ def _check_leaks(facts: Facts) -> Findings:
         owners: dict[str, list[ImageFacts]] = defaultdict(list)
         for value, each in zip(values, facts, strict=True):
             owners[value].append(each)
-        telling = {
-            value: group
-            for value, group in owners.items()
-            if len({each.class_name for each in group}) == 1
-            and (counts[group[0].class_name] / len(facts)) ** len(group) < _CHANCE
-        }
+        telling = {}
+        for owner, group in owners.items():
+            if (
+                len({each.class_name for each in group}) == 1
+                and (counts[group[0].class_name] / len(facts)) ** len(group) < _CHANCE
+            ):
+                telling[owner] = group
         if telling:
             texts = [
-                f"all {len(group)} images with {value} are of {group[0].class_name}" for value, group in telling.items()
+                f"all {len(group)} images with {value} are of {group[0].class_name}"
+                for value, group in telling.items()
             ]
             yield Finding(
                 "warning",
                 "giveaway",
                 f"the {what} gives a class away: {format_items(texts, '; ')}",
-                "take and save the images of all classes in the same way; else a network may learn the traces of that,"
-                " and fail on the line",
-                format_paths(each.path for group in telling.values() for each in group),
+                "take and save the images of all classes in the same way; else a network may "
+                "learn the traces of that, and fail on the line",
+                format_paths(each.path for each in itertools.chain.from_iterable(telling.values())),
             )

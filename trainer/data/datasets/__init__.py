@@ -1,4 +1,7 @@
-"""The public data sets, as `edge-node dataset` lists them. To add one: write its file, add its line here."""
+"""The public data sets, as `edge-node dataset` lists them.
+
+To add one: write its file, add its line here.
+"""
 
 from trainer.data.datasets.gc10_det import GC10_DET
 from trainer.data.datasets.neu_cls import NEU_CLS

@@ -1,4 +1,6 @@
-"""A public data set's facts: where it is, whose it is, and which images of which classes it holds."""
+"""A public data set's facts: where it is, whose it is,
+and which images of which classes it holds.
+"""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +28,8 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
     archive: str  # URL of a ZIP file that needs no login
     md5: str  # of that file, as its publisher states it
     classes: Mapping[str, Images | None]
-    aliases: Mapping[str, str]  # other names of its classes, in folders or before the number in files' names
+    # other names of its classes, in folders or before the number in files' names
+    aliases: Mapping[str, str]
 
     @property
     def verifiable(self) -> bool:
@@ -34,7 +37,9 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
         return None not in self.classes.values()
 
     def class_of(self, path: PurePath) -> str | None:
-        """The class of an image: of the nearest folder that is named like one, else of the name before the number."""
+        """The class of an image: of the nearest folder that is named like one,
+        else of the name before the number.
+        """
         known = {_normalise(name): name for name in self.classes} | dict(self.aliases)
         for word in (*reversed(path.parts[:-1]), path.stem.rpartition("_")[0]):
             if _normalise(word) in known:

@@ -1,4 +1,7 @@
-"""The partitions, by the names that `--partition` takes. To add one: write its file, add its line here."""
+"""The partitions, by the names that `--partition` takes.
+
+To add one: write its file, add its line here.
+"""
 
 from collections.abc import Mapping
 
@@ -27,7 +30,8 @@ DEFAULT = Disjoint.name
 def make(text: str, options: Mapping[str, object]) -> Partition:
     """The partition that is written NAME, or NAME,OPTION=VALUE,... as people write it.
 
-    Of `options`, which hold those of all partitions, it takes what it has and the text does not give.
+    Of `options`, which hold those of all partitions, it takes what it has and the text does not
+    give.
 
     Raises:
         UsageError: there is no such partition or option, or a value is out of range.
@@ -46,5 +50,7 @@ def make(text: str, options: Mapping[str, object]) -> Partition:
         given[option] = value
     kind = PARTITIONS[name]
     return read_options(
-        kind, name, {key: value for key, value in options.items() if key in kind.__struct_fields__} | given
+        kind,
+        name,
+        {key: value for key, value in options.items() if key in kind.__struct_fields__} | given,
     )

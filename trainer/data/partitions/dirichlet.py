@@ -19,8 +19,13 @@ class Dirichlet(Partition, frozen=True):
 
     alpha: Annotated[float, msgspec.Meta(gt=0)] = 0.1  # concentration
 
-    def count(self, classes: Sequence[str], nodes: int, samples: int, random: Generator) -> list[Counter[str]]:
+    def count(
+        self, classes: Sequence[str], nodes: int, samples: int, random: Generator
+    ) -> list[Counter[str]]:
         """Each node's proportions, rounded to whole images."""
         rows = random.dirichlet(np.full(len(classes), self.alpha), nodes)
         counts = [zip(classes, round_to_total(row * samples, samples), strict=True) for row in rows]
-        return [Counter({name: n for name, n in row if n}) for row in counts]
+        counters: list[Counter[str]] = []
+        for row in counts:
+            counters.append(Counter({name: n for name, n in row if n}))
+        return counters

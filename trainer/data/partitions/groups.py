@@ -29,14 +29,20 @@ class Groups(Partition, frozen=True):
             mine = len(range(first, nodes, len(sources)))
             if mine < count:
                 of_source = f"the nodes of source {first + 1}, {mine} of {nodes},"
+                source = of_source if len(sources) > 1 else f"{mine} nodes"
                 raise UsageError(
-                    f"{of_source if len(sources) > 1 else f'{mine} nodes'} cannot have {count} groups of {each} of "
-                    f"{len(classes)} classes, one each",
+                    f"{source} cannot have {count} "
+                    f"groups of {each} of {len(classes)} classes, one each",
                     f"take --nodes {needed} or more, or more --classes-per-node",
                 )
 
-    def count(self, classes: Sequence[str], nodes: int, samples: int, random: Generator) -> list[Counter[str]]:
-        """Nodes are dealt to groups in turn, which are the same in sources with the same classes."""
-        each, shuffled = self.classes_per_node, [str(name) for name in random.permutation(classes)]
+    def count(
+        self, classes: Sequence[str], nodes: int, samples: int, random: Generator
+    ) -> list[Counter[str]]:
+        """Nodes are dealt to groups in turn, which are the same in sources with the same
+        classes.
+        """
+        each = self.classes_per_node
+        shuffled = [str(name) for name in random.permutation(classes)]
         groups = [shuffled[first : first + each] for first in range(0, len(shuffled), each)]
         return [count_evenly(groups[number % len(groups)], samples) for number in range(nodes)]

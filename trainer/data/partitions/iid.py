@@ -13,6 +13,12 @@ class Iid(Partition, frozen=True):
 
     name = "iid"
 
-    def count(self, classes: Sequence[str], nodes: int, samples: int, random: Generator) -> list[Counter[str]]:  # noqa: ARG002
+    def count(
+        self,
+        classes: Sequence[str],
+        nodes: int,
+        samples: int,
+        random: Generator,  # noqa: ARG002
+    ) -> list[Counter[str]]:
         """What cannot be split goes to the first classes, one each."""
         return [count_evenly(classes, samples)] * nodes

@@ -41,11 +41,14 @@ class AloneTraining:
     """
 
     def __init__(self, spec: Spec, name: str, images: Images, folder: Path, *, wanted: bool = True):
-        self._spec, self._folder = spec, folder
+        self._spec = spec
+        self._folder = folder
         wanted = wanted and len(images.train.labels) >= MIN_TO_TRAIN and not trains_alone(spec)
         self._participant = Participant.alone(spec, name, images) if wanted else None
         self._thread: threading.Thread | None = None
-        self._may_run, self._stopping, self._is_waiting = threading.Event(), threading.Event(), threading.Event()
+        self._may_run = threading.Event()
+        self._stopping = threading.Event()
+        self._is_waiting = threading.Event()
         self._starting = (
             threading.Lock()
         )  # whoever closes waits for a thread that is being started, or none is any more
@@ -54,16 +57,20 @@ class AloneTraining:
         self.rounds_done = 0
 
     def begin(self, first: Arrays | None) -> None:
-        """Start from the first broadcast's encoder, or go on where an earlier process was; only the first call counts.
+        """Start from the first broadcast's encoder, or go on where an earlier process was;
+        only the first call counts.
 
-        What it starts from is on disk when this returns, so that no kill can make it a later broadcast's. `first` is
-        None where an earlier process has begun it. EdgeNodeError if the disk fails.
+        What it starts from is on disk when this returns, so that no kill can make it a later
+        broadcast's. `first` is None where an earlier process has begun it. EdgeNodeError if the
+        disk fails.
         """
         if self._participant is None or self._thread is not None or self._trained is not None:
             return
         if checkpoint.load_alone(self._folder, self._spec.run) is None:
             if first is None:
-                self._trained = NotComparableError(f"its record in {self._folder} is damaged or missing", _NEXT_TIME)
+                self._trained = NotComparableError(
+                    f"its record in {self._folder} is damaged or missing", _NEXT_TIME
+                )
                 return
             encoder = to_tensors(select(first, ("encoder",)))
             with disk.writing(self._folder):
@@ -73,11 +80,14 @@ class AloneTraining:
             checkpoint.save_alone(self._folder, start)
         with self._starting:
             if not self._stopping.is_set():
-                self._thread = threading.Thread(target=self._run, args=(self._participant,), name="alone")
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._participant,), name="alone"
+                )
                 self._thread.start()
 
     def pause(self, patience: float = _PATIENCE) -> None:
-        """Stop between two batches, until `resume`; the one that is under way has ended, unless that takes longer.
+        """Stop between two batches, until `resume`; the one that is under way has ended,
+        unless that takes longer.
 
         So that the memory of its batch and of the federation's first is not needed at once.
         """
@@ -90,7 +100,8 @@ class AloneTraining:
         self._may_run.set()
 
     def result(self) -> TrainedAlone | None:
-        """What it has learnt, once it has; None if the method is this baseline itself, or the images are too few.
+        """What it has learnt, once it has; None if the method is this baseline itself,
+        or the images are too few.
 
         Raises:
             Stopped: it was closed before.
@@ -163,7 +174,9 @@ class AloneTraining:
         return path
 
     def _save(self, state: State, round_: int, before: AloneProgress) -> AloneProgress:
-        """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
+        """The state's file first, then the progress that names it:
+        a kill in between leaves the earlier pair.
+        """
         path = self._folder / _state_file(round_)
         with disk.writing(self._folder):
             disk.replace(path, state.save)

@@ -1,7 +1,8 @@
-"""Identity and progress of a node, its run's spec and confirmed class names, durable in its state folder. No torch.
+"""Identity and progress of a node, its run's spec and confirmed class names,
+durable in its state folder. No torch.
 
-Each file holds a checksum of itself. The states after the last rounds are kept: a node goes back to one of them where a
-file of the newest is damaged, and where its coordinator has gone back.
+Each file holds a checksum of itself. The states after the last rounds are kept: a node goes back to
+one of them where a file of the newest is damaged, and where its coordinator has gone back.
 """
 
 import contextlib
@@ -20,14 +21,22 @@ from trainer.federation.masking.member_state import Record as MaskRecord
 
 T = TypeVar("T")
 KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
-_IDENTITIES = ("identity.json", "identity-copy.json")  # without one, a node is a stranger to its coordinator
-_PROGRESS, _ALONE, _SPEC, ALIASES = "progress.json", "alone.json", "spec.json", "aliases.json"
-_MASKS, _AUDITED = "masks.json", "audited.json"
-_RECORDS, _STATES = "progress-*.json", "state-*.safetensors*"
+# without one, a node is a stranger to its coordinator
+_IDENTITIES = ("identity.json", "identity-copy.json")
+_PROGRESS = "progress.json"
+_ALONE = "alone.json"
+_SPEC = "spec.json"
+ALIASES = "aliases.json"
+_MASKS = "masks.json"
+_AUDITED = "audited.json"
+_RECORDS = "progress-*.json"
+_STATES = "state-*.safetensors*"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of a state folder for its lifetime, and `session` of the `incarnation`-th process that uses it."""
+    """Identity of a state folder for its lifetime,
+    and `session` of the `incarnation`-th process that uses it.
+    """
 
     identity: str
     incarnation: int
@@ -46,7 +55,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     blob: Manifest | None  # the contribution
     history: tuple[dict[str, float], ...]  # metrics of each round so far, the open one included
-    counted: bool | None = None  # whether the run's result holds the node's part of the last round, once that is known
+    # whether the run's result holds the node's part of the last round, once that is known
+    counted: bool | None = None
     images: str = ""  # digest of the images and labels that the node had
 
 
@@ -60,8 +70,12 @@ class AloneProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_identity(folder: Path) -> Identity | None:
-    """The identity of the process that used the folder last; None if it is new. EdgeNodeError if it is damaged."""
-    found, damaged = list[Identity](), None
+    """The identity of the process that used the folder last; None if it is new.
+
+    EdgeNodeError if it is damaged.
+    """
+    found = list[Identity]()
+    damaged = None
     for name in _IDENTITIES:
         try:
             found += [each] if (each := _read(folder / name, Identity)) else []
@@ -77,12 +91,11 @@ def begin_session(folder: Path) -> Identity:
     try:
         last = load_identity(folder)
     except EdgeNodeError:
-        last = None  # the coordinator knows the node by a new one as soon as the former process has gone
-    new = Identity(
-        identity=last.identity if last else secrets.token_hex(8),
-        incarnation=last.incarnation + 1 if last else 1,
-        session=secrets.token_hex(8),
-    )
+        # the coordinator knows the node by a new one as soon as the former process has gone
+        last = None
+    identity = last.identity if last else secrets.token_hex(8)
+    incarnation = last.incarnation + 1 if last else 1
+    new = Identity(identity=identity, incarnation=incarnation, session=secrets.token_hex(8))
     for name in _IDENTITIES:
         _write(folder / name, new)
     _remove(folder, ".tmp*", set())  # what safetensors was writing when a process was killed
@@ -90,7 +103,8 @@ def begin_session(folder: Path) -> Identity:
 
 
 def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
-    """Write down the spec by which a node or sensor takes part in a run: it holds for the whole run.
+    """Write down the spec by which a node or sensor takes part in a run:
+    it holds for the whole run.
 
     Raises:
         UsageError: an earlier process of it took part in this run by another one.
@@ -101,25 +115,34 @@ def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
         first = None  # a fault of the disk; what the node has learnt does not depend on this file
     if first is None or first.run != spec.run:
         _write(folder / _SPEC, spec)
-    elif differ := [name for name in spec.__struct_fields__ if getattr(first, name) != getattr(spec, name)]:
-        changes = (f"{name} was {getattr(first, name)}, is {getattr(spec, name)}" for name in differ)
+    elif differ := [
+        name for name in spec.__struct_fields__ if getattr(first, name) != getattr(spec, name)
+    ]:
+        changes = (
+            f"{name} was {getattr(first, name)}, is {getattr(spec, name)}" for name in differ
+        )
         raise UsageError(
             f"the spec of this run is not the one by which this node has taken part in it: "
             f"{'; '.join(abbreviate(each, 120) for each in changes)}",
-            "ask the operator of the federation's server to start it again with its --state: it publishes the spec "
-            "that the run began with. If that is this one, join with another --state folder",
+            "ask the operator of the federation's server to start it again with its --state: it "
+            "publishes the spec that the run began with. If that is this one, join with another "
+            "--state folder",
         )
 
 
 def load_spec(folder: Path) -> Spec | None:
-    """The spec of the federation in which a node took part last; None if there is none. EdgeNodeError if damaged."""
+    """The spec of the federation in which a node took part last; None if there is none.
+
+    EdgeNodeError if damaged.
+    """
     return _read(folder / _SPEC, Spec)
 
 
 class Found(NamedTuple):
     """What a state folder knows of a run."""
 
-    progress: Progress | None  # the newest whose state is intact; None if the node has not contributed to the run
+    # the newest whose state is intact; None if the node has not contributed to the run
+    progress: Progress | None
     lost: Manifest | None  # broadcast of the round after that, which is to be trained again
     damaged: tuple[Path, ...]
 
@@ -135,7 +158,8 @@ def find_progress(folder: Path, run: str) -> Found:
     Raises:
         EdgeNodeError: none of them is.
     """
-    newest, damaged = None, list[Path]()
+    newest = None
+    damaged = list[Path]()
     try:
         newest = _read(folder / _PROGRESS, Progress)
     except EdgeNodeError:
@@ -143,12 +167,14 @@ def find_progress(folder: Path, run: str) -> Found:
     ends = kept(folder, run)
     if newest is None and ends and not damaged:
         damaged.append(folder / _PROGRESS)  # it was there
-    records = [*ends, *([newest] if newest and newest.run == run else [])]
+    newest_end = [newest] if newest and newest.run == run else []
+    records = [*ends, *newest_end]
     for number, record in reversed([*enumerate(records)]):
         path = folder / record.state
         if path.is_file() and checksums.digest_of(path) == record.digest:
             later = [each for each in records[number:] if each.round > record.round]
-            return Found(record, later[0].broadcast if later else None, tuple(damaged))
+            broadcast = later[0].broadcast if later else None
+            return Found(record, broadcast, tuple(damaged))
         damaged.append(path)
     if records and len(records[-1].history) == 1:
         return Found(None, records[-1].broadcast, tuple(damaged))  # it was the first one
@@ -158,7 +184,9 @@ def find_progress(folder: Path, run: str) -> Found:
 
 
 def kept(folder: Path, run: str) -> list[Progress]:
-    """The ends of rounds of this run that the node can go back to, in order, as far as they are written down."""
+    """The ends of rounds of this run that the node can go back to, in order,
+    as far as they are written down.
+    """
     ends = list[Progress]()
     for path in folder.glob(_RECORDS):
         with contextlib.suppress(EdgeNodeError):
@@ -178,17 +206,25 @@ def save_progress(folder: Path, reached: Progress) -> None:
 
 
 def go_back(folder: Path, reached: Progress, round_: int) -> tuple[Progress | None, bool]:
-    """Go back to before a round: how far that is, and whether that state was kept and no nearby one is taken."""
+    """Go back to before a round: how far that is,
+    and whether that state was kept and no nearby one is taken.
+    """
     history = tuple(each for each in reached.history if each["round"] < round_)
     if not history:
         forget_progress(folder)
         return None, True
     ends = kept(folder, reached.run)
     earlier = [each for each in ends if each.round < round_]
-    end = earlier[-1] if earlier else ends[0] if ends else reached
+    if earlier:
+        end = earlier[-1]
+    elif ends:
+        end = ends[0]
+    else:
+        end = reached
     exact = end.round == history[-1]["round"]
+    blob = end.blob if exact else None
     gone_back = msgspec.structs.replace(
-        end, round=round_ - 1, stage="refined", blob=end.blob if exact else None, history=history, counted=None
+        end, round=round_ - 1, stage="refined", blob=blob, history=history, counted=None
     )
     save_progress(folder, gone_back)
     return gone_back, exact
@@ -211,7 +247,9 @@ def _remove(folder: Path, files: str, keep: Collection[str]) -> None:
 
 
 def load_alone(folder: Path, run: str) -> AloneProgress | None:
-    """Progress of the training without others in this run; None if it has not begun, or its file is damaged."""
+    """Progress of the training without others in this run; None if it has not begun,
+    or its file is damaged.
+    """
     try:
         found = _read(folder / _ALONE, AloneProgress)
     except EdgeNodeError:
@@ -225,7 +263,10 @@ def save_alone(folder: Path, reached: AloneProgress) -> None:
 
 
 def load_masks(folder: Path) -> MaskRecord | None:
-    """What the node must not forget of its masks; None if it has had none. EdgeNodeError if it is damaged."""
+    """What the node must not forget of its masks; None if it has had none.
+
+    EdgeNodeError if it is damaged.
+    """
     return _read(folder / _MASKS, MaskRecord)
 
 
@@ -253,7 +294,9 @@ def load_aliases(folder: Path) -> dict[str, str]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EdgeNodeError(f"{path} cannot be read ({error})", "remove it: you are asked again") from error
+        raise EdgeNodeError(
+            f"{path} cannot be read ({error})", "remove it: you are asked again"
+        ) from error
 
 
 def confirm_alias(folder: Path, name: str, class_name: str) -> None:
@@ -265,7 +308,9 @@ def confirm_alias(folder: Path, name: str, class_name: str) -> None:
 
 
 def _write(path: Path, value: object) -> None:
-    """Replace the file durably, with a checksum: after a kill it is the old one or the new one, whole."""
+    """Replace the file durably, with a checksum:
+    after a kill it is the old one or the new one, whole.
+    """
     with disk.writing(path.parent):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
         checksums.write_record(path, value)
@@ -281,6 +326,6 @@ def _read(path: Path, expect: type[T]) -> T | None:
 def _damaged(path: Path, how: str) -> EdgeNodeError:
     return EdgeNodeError(
         f"{path} is damaged ({how})",
-        f"restore {path.parent} from a copy, which may be an older one, or remove that folder and join again: "
-        "what this node alone has learnt then begins anew",
+        f"restore {path.parent} from a copy, which may be an older one, or remove that folder "
+        "and join again: what this node alone has learnt then begins anew",
     )

@@ -1,10 +1,19 @@
-"""Control connection of a federation's member, a node or a sensor: presence, hello, and what its server answers."""
+"""Control connection of a federation's member, a node or a sensor: presence, hello,
+and what its server answers.
+"""
 
 import importlib.metadata
 import queue
 from typing import Any
 
-from broker_config.mqtt.client import Claim, Connected, Disconnected, Endpoint, MqttClient, TakenOver
+from broker_config.mqtt.client import (
+    Claim,
+    Connected,
+    Disconnected,
+    Endpoint,
+    MqttClient,
+    TakenOver,
+)
 from broker_config.mqtt.collision import another_process
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
@@ -45,15 +54,23 @@ class ClientConnection:
         persistent: bool,
         remedy: str = "stop one of them",
     ):
-        self._name, self._identity, self._server, self._report = name, identity, server, report
-        self._spec, self._told_change = spec, False
-        self._run, self._remedy, self._up = spec.run, remedy, topics.up(spec.federation, name)
+        self._name = name
+        self._identity = identity
+        self._server = server
+        self._report = report
+        self._spec = spec
+        self._told_change = False
+        self._run = spec.run
+        self._remedy = remedy
+        self._up = topics.up(spec.federation, name)
         self.mqtt = MqttClient(
             endpoint,
             f"edge-node/{spec.federation}/{name}",
             inbox=inbox,
             persistent=persistent,
-            claim=Claim(topics.presence(spec.federation, name), identity.session, identity.identity),
+            claim=Claim(
+                topics.presence(spec.federation, name), identity.session, identity.identity
+            ),
         )
         self.mqtt.subscribe(
             topics.spec(spec.federation),
@@ -89,7 +106,9 @@ class ClientConnection:
         self.mqtt.publish(self._up, encode(message))
 
     def finish(self, timeout: float) -> None:
-        """Tell the server that nothing more is needed; wait until the broker has that, even if it is away at first."""
+        """Tell the server that nothing more is needed; wait until the broker has that,
+        even if it is away at first.
+        """
         self.tell_finished()
         self.mqtt.flush(timeout)
 
@@ -98,22 +117,32 @@ class ClientConnection:
         self.send(Finished(session=self._identity.session, run=self._run))
 
     def observe(self, event: Connected | Disconnected | TakenOver) -> None:
-        """Report that the connection was lost. EdgeNodeError if another process has taken our place."""
+        """Report that the connection was lost.
+
+        EdgeNodeError if another process has taken our place.
+        """
         if isinstance(event, Disconnected):
             self._report(progress.Note(text=f"connection lost ({event.reason}); trying again"))
         if isinstance(event, TakenOver):
             raise another_process(self._name, self._remedy)
 
     def observe_spec(self, spec: Spec | VflSpec) -> None:
-        """Report once that the spec of this run is not any more what this member goes by, and others may not."""
+        """Report once that the spec of this run is not any more what this member goes by,
+        and others may not.
+        """
         if spec.run == self._run and spec != self._spec and not self._told_change:
             self._told_change = True
             text = (
-                f"the {self._server} has changed the spec of this run: going on with the one of before; others may not"
+                f"the {self._server} has changed the spec of this run: going on with the one of "
+                "before; others may not"
             )
             self._report(progress.Note(text=text))
 
     def raise_refusal(self, refusal: Refusal) -> None:
-        """Raise EdgeNodeError for a refusal that is meant for this process, and not for an earlier one."""
+        """Raise EdgeNodeError for a refusal that is meant for this process,
+        and not for an earlier one.
+        """
         if refusal.session == self._identity.session:
-            raise EdgeNodeError(f"the {self._server} refused {self._name}: {refusal.reason}", refusal.remedy)
+            raise EdgeNodeError(
+                f"the {self._server} refused {self._name}: {refusal.reason}", refusal.remedy
+            )

@@ -44,14 +44,16 @@ def discover(
     *,
     without_images: bool = False,
 ) -> Joinable | None:
-    """The one federation on this broker that can be joined, or the named one; None when `stop` said so.
+    """The one federation on this broker that can be joined, or the named one;
+    None when `stop` said so.
 
-    One that has finished can be joined if `state` holds this node's part of it: its model may be missing; or if its
-    result holds statistics, of which a newcomer can make a model, and its coordinator is there to serve them. A node
-    without images can join no other.
+    One that has finished can be joined if `state` holds this node's part of it: its model may be
+    missing; or if its result holds statistics, of which a newcomer can make a model, and its
+    coordinator is there to serve them. A node without images can join no other.
 
     Raises:
-        UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
+        UsageError: there is none within `wait` seconds, there are several, or it speaks another
+            version.
         EndedError: there are only such as have ended, and no other run begins within ten seconds.
     """
     said = set[str]()
@@ -67,7 +69,9 @@ def discover(
             raise EndedError(ended[0].what, ended[0].remedy)
         if without_images:
             for name in [name for name, each in found.items() if not each.finished]:
-                notify_once(f"federation {name} is under way: a node without images waits for its result")
+                notify_once(
+                    f"federation {name} is under way: a node without images waits for its result"
+                )
                 del found[name]
         if not found:
             check_version(retained)
@@ -77,9 +81,13 @@ def discover(
 
     absent = UsageError(
         f"no coordinator appeared on {endpoint} within {wait:.0f} s",
-        "start edge-node coordinate first, and check that both use the same broker and --federation",
+        "start edge-node coordinate first, and check that both use the same broker and "
+        "--federation",
     )
-    filters = [topics.any_version(topics.spec(federation or "+")), topics.round_state(federation or "+")]
+    filters = [
+        topics.any_version(topics.spec(federation or "+")),
+        topics.round_state(federation or "+"),
+    ]
     return wait_for_spec(endpoint, filters, select, wait, absent, notify, stop)
 
 
@@ -92,10 +100,12 @@ def wait_for_spec(
     notify: Notify,
     stop: Callable[[], bool],
 ) -> T | None:
-    """The one spec that `select` finds, by its federation, in the retained messages under `filters`.
+    """The one spec that `select` finds, by its federation,
+    in the retained messages under `filters`.
 
-    None when `stop` said so; after `wait` seconds without a spec, `absent` is raised. UsageError if there are several.
-    An EndedError of `select` counts if it lasts: whoever starts the next run may be about to. So does a BrokerError.
+    None when `stop` said so; after `wait` seconds without a spec, `absent` is raised. UsageError if
+    there are several. An EndedError of `select` counts if it lasts: whoever starts the next run may
+    be about to. So does a BrokerError.
     """
     deadline = time.monotonic() + wait
     broker = Patience(notify, min(wait, AWAY))
@@ -129,20 +139,24 @@ def check_version(retained: Mapping[str, bytes]) -> None:
     for topic in retained:
         if not topic.startswith(topics.ROOT + "/"):
             raise UsageError(
-                f"the federation speaks protocol {'/'.join(topic.split('/')[:2])}, this node {topics.ROOT}",
+                f"the federation speaks protocol {'/'.join(topic.split('/')[:2])}, this node "
+                f"{topics.ROOT}",
                 "install the version of edge-node here that its server has",
             )
 
 
 def ended_early(state: RoundState) -> "EndedError":
     """The error for a run that was aborted."""
-    return EndedError(f"the federation ended early: {state.reason}", "ask its operator, then join again")
+    return EndedError(
+        f"the federation ended early: {state.reason}", "ask its operator, then join again"
+    )
 
 
 def _select_joinable(
     retained: Mapping[str, bytes], notify: Notify, folder: Path, endpoint: Endpoint
 ) -> tuple[dict[str, Joinable], list[EdgeNodeError]]:
-    """The federations among retained messages that can be joined, as far as their rounds can be read.
+    """The federations among retained messages that can be joined,
+    as far as their rounds can be read.
 
     And of each that has ended, why it cannot.
     """
@@ -164,7 +178,11 @@ def _select_joinable(
                 continue
             if state.status == "aborted":
                 ended.append(ended_early(state))
-            elif finished and not checkpoint.has_progress(folder, spec.run) and (over := _find_over(spec, endpoint)):
+            elif (
+                finished
+                and not checkpoint.has_progress(folder, spec.run)
+                and (over := _find_over(spec, endpoint))
+            ):
                 ended.append(over)
             else:
                 joinable[spec.federation] = Joinable(spec, finished)
@@ -172,7 +190,9 @@ def _select_joinable(
 
 
 def _find_over(spec: Spec, endpoint: Endpoint) -> EdgeNodeError | None:
-    """Why a newcomer cannot have the result of a finished run, and make a model of it; None if it can."""
+    """Why a newcomer cannot have the result of a finished run, and make a model of it;
+    None if it can.
+    """
     if not spec.statistics:
         return EdgeNodeError(
             f"federation {spec.federation} has finished, and this node has no part in its model",
@@ -181,7 +201,8 @@ def _find_over(spec: Spec, endpoint: Endpoint) -> EdgeNodeError | None:
     if is_connected(endpoint, spec.federation, topics.COORDINATOR):
         return None
     return EdgeNodeError(
-        f"federation {spec.federation} has finished, and its coordinator is not there to serve newcomers its result",
+        f"federation {spec.federation} has finished, and its coordinator is not there to serve "
+        "newcomers its result",
         "ask its operator to start edge-node coordinate again with its --state, then join again",
     )
 
@@ -191,10 +212,13 @@ def _read_spec(topic: str, payload: bytes) -> Spec:
         spec = decode(payload, Spec)
     except DecodeError as error:
         raise UsageError(
-            f"the spec on {topic} cannot be read ({error})", "install the coordinator's version of edge-node here"
+            f"the spec on {topic} cannot be read ({error})",
+            "install the coordinator's version of edge-node here",
         ) from error
     if fault := class_names.find_fault(spec.aliases, spec.classes):
-        raise UsageError(f"the spec on {topic} contradicts itself: {fault}", "have its coordinator started anew")
+        raise UsageError(
+            f"the spec on {topic} contradicts itself: {fault}", "have its coordinator started anew"
+        )
     for what, name, known in (("method", spec.method, METHODS), ("model", spec.model, FEATURES)):
         if name not in known:
             raise UsageError(

@@ -1,6 +1,9 @@
-"""A plant's audit of a federation on a broker before it joins, and of what it has sent to one afterwards."""
+"""A plant's audit of a federation on a broker before it joins,
+and of what it has sent to one afterwards.
+"""
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from broker_config.mqtt.client import Endpoint
@@ -36,7 +39,9 @@ def audit_federation(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Audited | None:
-    """Attack what the federation on a broker would make this plant send. Nothing leaves the plant; None if stopped.
+    """Attack what the federation on a broker would make this plant send.
+
+    Nothing leaves the plant; None if stopped.
 
     Args:
         endpoint: the broker.
@@ -52,7 +57,8 @@ def audit_federation(
     def notify(text: str) -> None:
         report(progress.Note(text=text))
 
-    nowhere = found.folder / ".edge-node-audit"  # there is no such folder: an audit reads no state, and keeps none
+    # there is no such folder: an audit reads no state, and keeps none
+    nowhere = found.folder / ".edge-node-audit"
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
     federated = discover(endpoint, federation, _WAIT, notify, stop, nowhere)
     if federated is None:
@@ -65,7 +71,11 @@ def audit_federation(
 
 
 def audit_sent(
-    state: Path, found: PlantImages, report: progress.Report, *, stop: Callable[[], bool] = lambda: False
+    state: Path,
+    found: PlantImages,
+    report: progress.Report,
+    *,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Audited | None:
     """Attack what a node has sent last, which its state folder still holds; None if stopped.
 
@@ -101,20 +111,24 @@ def audit_sent(
     except Stopped:
         return None
     mode = describe_mode(spec, results, is_actual=True)
-    pictures = {find_mode(spec): tuple(each for one in results for each in one.pictures)}
+    pictures = {find_mode(spec): tuple(chain.from_iterable(one.pictures for one in results))}
     return Audited(summarise(spec, parts, [mode], afterwards=True), pictures)
 
 
 def _read_sent(state: Path, spec: Spec, reached: Progress) -> tuple[Arrays, Contributed]:
     """The broadcast of the node's last round, and what it has contributed to it."""
-    store, blob, round_ = BlobStore(state / "blobs"), reached.blob, reached.round
+    store = BlobStore(state / "blobs")
+    blob = reached.blob
+    round_ = reached.round
     assert blob is not None
     if not (store.is_intact(blob.digest) and store.is_intact(reached.broadcast.digest)):
         raise UsageError(
             f"what this node has sent in round {round_} is not in {state} any more",
             "audit the federation before joining: edge-node audit BROKER_URL --data FOLDER",
         )
-    broadcast = dict(read_tensors(store.path(reached.broadcast.digest), broadcast_tensors(spec, round_)))
+    broadcast = dict(
+        read_tensors(store.path(reached.broadcast.digest), broadcast_tensors(spec, round_))
+    )
     path = store.path(blob.digest)
     data = path.read_bytes()
     if is_coded(data):
@@ -131,9 +145,11 @@ def check_exposure(
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Check that attacks on a plant's images tell no more of them than it allows, before anything leaves it.
+    """Check that attacks on a plant's images tell no more of them than it allows,
+    before anything leaves it.
 
-    Of membership what is told at the lower end of its 95 % interval counts: chance alone refuses no federation.
+    Of membership what is told at the lower end of its 95 % interval counts: chance alone refuses no
+    federation.
 
     Args:
         spec: of the federation that it is about to join.
@@ -155,14 +171,15 @@ def check_exposure(
         worst = found.worst(what)
         if worst is None:
             raise UsageError(
-                f"what this node demands cannot be checked: there is no attack that tells {MEANINGS[what]} from what "
-                f"federation {spec.federation!r} makes it send",
+                "what this node demands cannot be checked: there is no attack that tells "
+                f"{MEANINGS[what]} from what federation {spec.federation!r} makes it send",
                 f"leave out --demand {what}",
             )
         if worst.told_surely > share:
             raise UsageError(
-                f"federation {spec.federation!r} would tell too much of this plant's images: {what} {worst.told:.0%} "
-                f"({worst.attack}), where it allows {share:.0%}; nothing has left it",
-                "look with edge-node audit at what other modes would change, and ask its coordinator for one of them, "
-                "or demand less here (--demand)",
+                f"federation {spec.federation!r} would tell too much of this plant's images: "
+                f"{what} {worst.told:.0%} ({worst.attack}), where it allows {share:.0%}; nothing "
+                "has left it",
+                "look with edge-node audit at what other modes would change, and ask its "
+                "coordinator for one of them, or demand less here (--demand)",
             )

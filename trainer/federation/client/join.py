@@ -1,4 +1,7 @@
-"""A node's joining of a federation: discovery, the plant's images, then its session. Itself without torch."""
+"""A node's joining of a federation: discovery, the plant's images, then its session.
+
+Itself without torch.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -18,7 +21,12 @@ from trainer import progress
 from trainer.data.checks import rules
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.client import checkpoint, privacy_file
-from trainer.federation.client.demands import Demands, check_exposure_demands, check_images, check_spec
+from trainer.federation.client.demands import (
+    Demands,
+    check_exposure_demands,
+    check_images,
+    check_spec,
+)
 from trainer.federation.client.discovery import discover
 from trainer.federation.client.plant_images import PlantImages, digest_images
 from trainer.federation.presence import check_name_free
@@ -47,8 +55,9 @@ def join(
 ) -> Path | None:
     """Take part in a federation to its end; None when `stop` said to end it before.
 
-    Returns the personal model's folder, or the preview's file if that is wanted. A node that finds a run finished whose
-    result holds statistics makes its model of these at once, with its own images or without any.
+    Returns the personal model's folder, or the preview's file if that is wanted. A node that finds
+    a run finished whose result holds statistics makes its model of these at once, with its own
+    images or without any.
 
     Args:
         endpoint: the broker.
@@ -58,13 +67,15 @@ def join(
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
-        demands: what must at least hide images where others see pieces of them: noise, levels, mix; where they see
-            sums: images of each class that the plant has, nodes whose sums are added; epsilon, that a private
-            federation may spend of the images at most, with all that was spent before; counts, membership, pictures:
-            the share of each that attacks on the plant's images may tell.
+        demands: what must at least hide images where others see pieces of them: noise, levels, mix;
+            where they see sums: images of each class that the plant has, nodes whose sums are
+            added; epsilon, that a private federation may spend of the images at most, with all that
+            was spent before; counts, membership, pictures: the share of each that attacks on the
+            plant's images may tell.
         wait: seconds to wait for a coordinator.
         report: shows progress.
-        group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
+        group: which images train or are held out together beside look-alikes, as `read_keys` takes
+            it.
         aliases: from the name of a folder to a class of the federation.
         like: a bundle of an earlier model, by which images may look like a class; or None.
         confirm: asks a person a question; None where there is nobody to ask.
@@ -85,20 +96,25 @@ def join(
     # What is wrong with the folders should be said before anybody waits for a coordinator.
     found = PlantImages.find(folder, test, group, aliases) if folder else None
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
-    federated = discover(endpoint, federation, wait, notify, stop, state, without_images=folder is None)
+    federated = discover(
+        endpoint, federation, wait, notify, stop, state, without_images=folder is None
+    )
     if federated is None:
         return None
     spec = federated.spec
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     if preview and (method.train or not method.statistics):
         raise UsageError(
-            f"federation {spec.federation!r} trains ({spec.method}): a preview comes before training",
-            f"ask its coordinator for edge-node coordinate --method {PREVIEW}, or join it with edge-node join",
+            f"federation {spec.federation!r} trains ({spec.method}): a preview comes before "
+            "training",
+            f"ask its coordinator for edge-node coordinate --method {PREVIEW}, or join it with "
+            "edge-node join",
         )
     _check_figures(spec, telemetry=telemetry, preview=preview)
     wanted = check_spec(demands, spec, method)
     images = Images.none(spec.preprocessing.size)
     if found is not None:
+        least = 1 if federated.finished and spec.statistics else rules.MIN_TO_TRAIN
         images = found.load(
             spec,
             state,
@@ -106,7 +122,7 @@ def join(
             like=like,
             confirm=confirm,
             hold_out=not preview,  # each image is left out in its turn
-            least=1 if federated.finished and spec.statistics else rules.MIN_TO_TRAIN,
+            least=least,
         )
     if not federated.finished:
         check_images(wanted, images.train, spec)
@@ -114,19 +130,33 @@ def join(
             return None
     classes = sorted({spec.classes[label] for label in images.train.labels})
     given = f"{_format_count(images.train)} images of {', '.join(classes)}, "
-    held_out = f"{_format_count(images.test)} held out" if images.test else "too few to hold any out"
+    held_out = (
+        f"{_format_count(images.test)} held out" if images.test else "too few to hold any out"
+    )
+    judged_on = "each left out in turn" if preview else held_out
+    images_text = given + judged_on if classes else "no labelled image"
     notify(
-        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {_describe_rounds(spec)}) as {name}: "
-        + (given + ("each left out in turn" if preview else held_out) if classes else "no labelled image")
+        (
+            f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, "
+            f"{_describe_rounds(spec)}) as {name}: "
+        )
+        + images_text
     )
     if federated.finished and spec.statistics:
-        notify("the federation has finished: its model is made here, and nothing of this plant's images leaves it")
+        notify(
+            "the federation has finished: its model is made here, and nothing of this plant's "
+            "images leaves it"
+        )
         if preview:
-            notify("if this plant took part, its images count twice in this preview: the sums hold them already")
+            notify(
+                "if this plant took part, its images count twice in this preview: the sums hold "
+                "them already"
+            )
     if method.relay:
         notify(
-            f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
-            f"and their classes; {method.relay.protection or 'nothing'} hides images in them"
+            f"with {spec.method} all other nodes see pieces of what the model makes of these "
+            f"images, and their classes; {method.relay.protection or 'nothing'} hides images in "
+            "them"
         )
     if spec.privacy and classes and not federated.finished:
         notify(_describe_privacy(spec, state))
@@ -179,7 +209,9 @@ def _meets(
     report: progress.Report,
     stop: Callable[[], bool],
 ) -> bool:
-    """Audit the federation as the plant demands; False when `stop` said so. UsageError if it tells too much.
+    """Audit the federation as the plant demands; False when `stop` said so.
+
+    UsageError if it tells too much.
 
     What has passed is written down, so that a restarted node need not wait again.
     """
@@ -200,32 +232,46 @@ def _meets(
 
 
 def _check_figures(spec: Spec, *, telemetry: bool, preview: bool) -> None:
-    """Check that no figures are wanted that would tell of images what a private federation hides. UsageError if so."""
+    """Check that no figures are wanted that would tell of images what a private federation hides.
+
+    UsageError if so.
+    """
     if spec.privacy and telemetry:
         raise UsageError(
-            "--telemetry does not combine with a private federation: no noise hides images in these figures",
+            "--telemetry does not combine with a private federation: no noise hides images in "
+            "these figures",
             "leave out --telemetry",
         )
     if spec.privacy and preview:
         raise UsageError(
-            "there is no preview of a private federation: noise hides what a forecast would rest on",
+            "there is no preview of a private federation: noise hides what a forecast would "
+            "rest on",
             "join it with edge-node join, or ask its coordinator for a preview without --privacy",
         )
 
 
 def _describe_privacy(spec: Spec, state: Path) -> str:
     before = privacy_file.spent(state)
-    return describe(spec) + (f"; of earlier rounds, {state} has spent epsilon {before:.3g} already" if before else "")
+    state_text = (
+        f"; of earlier rounds, {state} has spent epsilon {before:.3g} already" if before else ""
+    )
+    return describe(spec) + state_text
 
 
 def _note_readers(endpoint: Endpoint, spec: Spec, notify: Callable[[str], None]) -> None:
-    """Say who can read what is learnt, where a plant that has a kit may think that nobody else can."""
+    """Say who can read what is learnt, where a plant that has a kit may think that nobody else
+    can.
+    """
     if endpoint.signer and spec.encryption == "none":
-        notify("messages of this run are signed, but not encrypted: whoever runs the broker can read what is learnt")
+        notify(
+            "messages of this run are signed, but not encrypted: whoever runs the broker can "
+            "read what is learnt"
+        )
     if spec.mask_threshold:
         classes_told = ", and all members which classes it has" if spec.statistics else ""
         notify(
-            f"contributions are masked: the coordinator reads sums of {spec.mask_threshold} nodes or more{classes_told}"
+            f"contributions are masked: the coordinator reads sums of {spec.mask_threshold} "
+            f"nodes or more{classes_told}"
         )
 
 
@@ -241,5 +287,6 @@ def _describe_rounds(spec: Spec) -> str:
 
 def _format_count(images: LabelledImages) -> str:
     """How many images, and in how many groups if some belong together."""
-    count, groups = len(images.labels), len(images.sets)
+    count = len(images.labels)
+    groups = len(images.sets)
     return f"{count}" if groups == count else f"{count} (in {groups} groups)"

@@ -8,7 +8,11 @@ import msgspec
 from broker_config.protocol.codec import encode_tensors, read_tensors
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Manifest, MaskingAnswer, MaskingStep, Spec
-from broker_config.protocol.round_contents import broadcast_tensors, contribution_tensors, is_statistics_round
+from broker_config.protocol.round_contents import (
+    broadcast_tensors,
+    contribution_tensors,
+    is_statistics_round,
+)
 from broker_config.security.message_signing import MessageSigner
 from broker_config.transfer.blob_store import BlobStore
 from trainer.federation import masking
@@ -23,7 +27,9 @@ from trainer.methods.base import Method
 
 
 class MaskedContributions:
-    """What a node masks, and says of its masks. All methods return after their effect is on the disk.
+    """What a node masks, and says of its masks.
+
+    All methods return after their effect is on the disk.
 
     Args:
         spec: the federation.
@@ -49,16 +55,20 @@ class MaskedContributions:
     ):
         if signer is None:
             raise UsageError(
-                f"federation {spec.federation!r} masks what its nodes contribute, with keys that this node lacks",
+                f"federation {spec.federation!r} masks what its nodes contribute, with keys that "
+                "this node lacks",
                 "take a kit (--kit)",
             )
         if not _protects(spec):
             raise UsageError(
-                f"federation {spec.federation!r} lets {spec.mask_threshold} of {spec.nodes} nodes unmask a sum, each "
-                f"with shares for {spec.mask_neighbours or 'all'} others, which protects nobody",
+                f"federation {spec.federation!r} lets {spec.mask_threshold} of {spec.nodes} "
+                f"nodes unmask a sum, each with shares for {spec.mask_neighbours or 'all'} "
+                "others, which protects nobody",
                 "ask its operator for a run with another version of edge-node",
             )
-        self._spec, self._session, self._folder = spec, session, folder
+        self._spec = spec
+        self._session = session
+        self._folder = folder
         told = tuple(classes) if spec.statistics else ()
         self._member = Member(
             spec.federation,
@@ -82,7 +92,10 @@ class MaskedContributions:
         return self._say(Answer(keys=member_state.public_keys(self._member, self._record)))
 
     def advance(self, step: MaskingStep) -> list[MaskingAnswer]:
-        """What is answered to a step, or to its last part. EdgeNodeError if an honest coordinator does not say it."""
+        """What is answered to a step, or to its last part.
+
+        EdgeNodeError if an honest coordinator does not say it.
+        """
         whole = self._parts.add(step)
         if self._record is None or whole is None:
             return []
@@ -95,20 +108,29 @@ class MaskedContributions:
         return self._record is not None and self._record.round == round_ and self._record.can_mask
 
     def mask(self, store: BlobStore, method: Method, contributed: Progress) -> Manifest | None:
-        """A contribution behind masks, in the store; None if what it is made from is not there any more.
+        """A contribution behind masks, in the store;
+        None if what it is made from is not there any more.
 
         Raises:
             EdgeNodeError: another one was masked in its round.
         """
         assert contributed.blob is not None
         assert self._record is not None
-        round_, own, received = contributed.round, contributed.blob, contributed.broadcast
+        round_ = contributed.round
+        own = contributed.blob
+        received = contributed.broadcast
         if not (store.is_intact(own.digest) and store.is_intact(received.digest)):
             return None
         self._keep(member_state.use_masks(self._record, own.digest))
-        tensors = dict(read_tensors(store.path(own.digest), contribution_tensors(self._spec, round_)))
-        broadcast = dict(read_tensors(store.path(received.digest), broadcast_tensors(self._spec, round_)))
-        words = contribution_words(self._spec, method, round_, tensors, broadcast, contributed.weight)
+        tensors = dict(
+            read_tensors(store.path(own.digest), contribution_tensors(self._spec, round_))
+        )
+        broadcast = dict(
+            read_tensors(store.path(received.digest), broadcast_tensors(self._spec, round_))
+        )
+        words = contribution_words(
+            self._spec, method, round_, tensors, broadcast, contributed.weight
+        )
         masked = apply_masks(words, member_state.mask_seeds(self._member, self._record))
         digest, size = store.put(encode_tensors(masked))
         return msgspec.structs.replace(own, digest=digest, size=size)
@@ -121,9 +143,14 @@ class MaskedContributions:
     def _say(self, answer: Answer) -> MaskingAnswer:
         assert self._record is not None
         return MaskingAnswer(
-            session=self._session, run=self._spec.run, round=self._record.round, keys=answer.keys,
-            shares=dict(answer.shares), signature=answer.signature, revealed=dict(answer.revealed),
-        )  # fmt: skip
+            session=self._session,
+            run=self._spec.run,
+            round=self._record.round,
+            keys=answer.keys,
+            shares=dict(answer.shares),
+            signature=answer.signature,
+            revealed=dict(answer.revealed),
+        )
 
 
 def _protects(spec: Spec) -> bool:
@@ -132,5 +159,7 @@ def _protects(spec: Spec) -> bool:
     return (
         masking.LEAST_NODES <= nodes <= masking.MOST_NODES
         and spec.mask_threshold >= masking.least_threshold(nodes)
-        and masking.least_neighbours(nodes) <= spec.mask_neighbours <= masking.most_neighbours(nodes)
+        and masking.least_neighbours(nodes)
+        <= spec.mask_neighbours
+        <= masking.most_neighbours(nodes)
     )

@@ -1,7 +1,10 @@
-"""The images of a plant for a federation: folders that are scanned first, and read once its classes are known."""
+"""The images of a plant for a federation: folders that are scanned first,
+and read once its classes are known.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,13 +39,22 @@ class PlantImages(NamedTuple):
     keys: Mapping[Path, str]
 
     @classmethod
-    def find(cls, folder: Path, test: Path | None, group: str | None, aliases: Mapping[str, str]) -> "PlantImages":
-        """Look at the folders. Raises UsageError for what is wrong with them, before anybody waits for a federation."""
+    def find(
+        cls, folder: Path, test: Path | None, group: str | None, aliases: Mapping[str, str]
+    ) -> "PlantImages":
+        """Look at the folders.
+
+        Raises UsageError for what is wrong with them, before anybody waits for a federation.
+        """
         scans = tuple(scan_folder(each) for each in (folder, test) if each)
         for found in scans:
             raise_errors(rules.check_layout(found))
-        check_own_aliases(aliases, {each for found in scans for each in found.names})
-        keys = read_keys(group, [entry for found in scans for entry in found.entries]) if group else {}
+        check_own_aliases(aliases, set(chain.from_iterable(found.names for found in scans)))
+        keys = (
+            read_keys(group, list(chain.from_iterable(found.entries for found in scans)))
+            if group
+            else {}
+        )
         return cls(folder, test, group, aliases, scans, keys)
 
     def load(
@@ -71,10 +83,13 @@ class PlantImages(NamedTuple):
             UsageError: what is wrong with the images, and what to do.
         """
         known = assign_classes(self.scans, spec, self.aliases, state, like, confirm, notify)
-        train, *tests = [class_folders.make_catalogue(each.with_aliases(known)) for each in self.scans]
+        train, *tests = [
+            class_folders.make_catalogue(each.with_aliases(known)) for each in self.scans
+        ]
+        test = tests[0] if tests else None
         images, findings = load_checked(
             train,
-            tests[0] if tests else None,
+            test,
             spec.classes,
             spec.preprocessing.size,
             spec.seed,
@@ -82,6 +97,8 @@ class PlantImages(NamedTuple):
             hold_out=hold_out,
             least=least,
         )
-        for line in format_brief(findings, self.folder, image_options(self.test, self.group, self.aliases)):
+        for line in format_brief(
+            findings, self.folder, image_options(self.test, self.group, self.aliases)
+        ):
             notify(line)
         return images

@@ -28,15 +28,20 @@ class Opened(NamedTuple):
 
 
 def spent(folder: Path) -> float:
-    """The epsilon that the folder's node has spent of its images so far. EdgeNodeError if that is damaged."""
-    return Account(found.releases if (found := _read(folder)) else ()).epsilon
+    """The epsilon that the folder's node has spent of its images so far.
+
+    EdgeNodeError if that is damaged.
+    """
+    releases = found.releases if (found := _read(folder)) else ()
+    return Account(releases).epsilon
 
 
 def open_account(folder: Path, most: float = inf) -> Opened:
     """The folder's secret and account, made if there are none; no more than `most` may be spent.
 
     Raises:
-        EdgeNodeError: they are damaged: another secret would draw other noise for what was said before.
+        EdgeNodeError: they are damaged: another secret would draw other noise for what was said
+            before.
     """
     found = _read(folder)
     if found is None:
@@ -57,8 +62,8 @@ def _read(folder: Path) -> _Kept | None:
     except checksums.DamagedError as error:
         raise EdgeNodeError(
             f"the account of what this plant's images have told, {path}, is damaged: {error}",
-            "restore it from a copy; without one, what was spent before is not known any more: remove it only to take "
-            "part in a new run, and count what it costs on top",
+            "restore it from a copy; without one, what was spent before is not known any more: "
+            "remove it only to take part in a new run, and count what it costs on top",
         ) from error
 
 

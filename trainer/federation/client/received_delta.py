@@ -9,16 +9,24 @@ from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.update_codec import decode_broadcast
 
 
-def apply_delta(store: BlobStore, spec: Spec, delta: Delta, broadcast: Manifest, *, final: bool) -> bool:
-    """Make a broadcast, or the `final` result, of a delta and its base, both in the store, and store it.
+def apply_delta(
+    store: BlobStore, spec: Spec, delta: Delta, broadcast: Manifest, *, final: bool
+) -> bool:
+    """Make a broadcast, or the `final` result, of a delta and its base, both in the store,
+    and store it.
 
     Returns whether it makes what the broadcast's manifest says. The delta is not kept.
     """
     try:
         coded = store.path(delta.blob.digest).read_bytes()
-        before = {} if delta.base == NO_BASE else dict(read_tensors(store.path(delta.base), spec.tensors))
+        before = (
+            {}
+            if delta.base == NO_BASE
+            else dict(read_tensors(store.path(delta.base), spec.tensors))
+        )
         made = encode_tensors(decode_broadcast(spec, broadcast.round + final, coded, before))
-    except (DecodeError, FileNotFoundError):  # damaged, or removed meanwhile: the broadcast is fetched in full
+    # damaged, or removed meanwhile: the broadcast is fetched in full
+    except (DecodeError, FileNotFoundError):
         return False
     finally:
         store.remove(delta.blob.digest)

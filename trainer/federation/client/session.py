@@ -1,6 +1,8 @@
-"""A node's session: its part in a federation's rounds, at whose end its personal model is on its own disk.
+"""A node's session: its part in a federation's rounds,
+at whose end its personal model is on its own disk.
 
-The main thread handles messages and never trains; a worker trains in a thread, and never touches this connection.
+The main thread handles messages and never trains; a worker trains in a thread, and never touches
+this connection.
 """
 
 import contextlib
@@ -14,7 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, TakenOver, read_retained
+from broker_config.mqtt.client import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Endpoint,
+    TakenOver,
+    read_retained,
+)
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
@@ -30,7 +39,15 @@ from trainer.federation.client import checkpoint, session_events
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.masked_contributions import MaskedContributions
-from trainer.federation.client.session_events import Answer, Contributed, Deployed, Effect, Event, Failed, Refined
+from trainer.federation.client.session_events import (
+    Answer,
+    Contributed,
+    Deployed,
+    Effect,
+    Event,
+    Failed,
+    Refined,
+)
 from trainer.federation.client.session_state import Plan, Session, advance, current_activity
 from trainer.federation.client.spec_check import check_spec
 from trainer.federation.client.training_thread import Worker
@@ -55,11 +72,15 @@ def take_part(
     preview: bool = False,
     most_epsilon: float = inf,
 ) -> Path | None:
-    """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
+    """Take part in a federation to its end.
 
-    A node that wants a `preview` returns that file instead: its model is not made, and the coordinator hears its loss.
+    Returns the personal model's folder, or None when `stop` ended it before.
 
-    Of its images a private federation spends no more than `most_epsilon`, with what was spent before.
+    A node that wants a `preview` returns that file instead: its model is not made, and the
+    coordinator hears its loss.
+
+    Of its images a private federation spends no more than `most_epsilon`, with what was spent
+    before.
 
     A node that was not let in, or has received nothing, leaves no new state folder.
 
@@ -76,7 +97,8 @@ def take_part(
         finally:
             node.close()
             if new and not (
-                node.state.contact.is_admitted and any(path.is_file() for path in (folder / "blobs").rglob("*"))
+                node.state.contact.is_admitted
+                and any(path.is_file() for path in (folder / "blobs").rglob("*"))
             ):
                 shutil.rmtree(folder)
 
@@ -100,14 +122,16 @@ class _Node:
         preview: bool,
         most_epsilon: float,
     ):
-        self._spec, self._name = spec, name
+        self._spec = spec
+        self._name = name
         identity = checkpoint.begin_session(folder)
         self._encryption: NodeEncryption | None = None
         if spec.encryption == "group":
             self._encryption = NodeEncryption(spec.federation, spec.run, name, identity.session)
             endpoint = endpoint.encrypting(self._encryption)
         self._endpoint = endpoint
-        self._telemetry, self._report = telemetry, report
+        self._telemetry = telemetry
+        self._report = report
         self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = worker = Worker(
@@ -115,7 +139,8 @@ class _Node:
         )
         self._masked: MaskedContributions | None = None
         if spec.mask_threshold:
-            session, signer = identity.session, endpoint.signer
+            session = identity.session
+            signer = endpoint.signer
             self._masked = MaskedContributions(spec, name, session, signer, folder, worker.classes)
         self._notice = MethodNotice(worker.method, report)
         self._timeline = Timeline(folder, spec.run)
@@ -131,22 +156,40 @@ class _Node:
         )
         self.state = Session(plan, worker.found.progress, worker.found.lost)
         self._connection = ClientConnection(
-            endpoint, spec, name, identity, self._inbox, report,
-            server="coordinator", persistent=True, remedy=f"stop one of them, or {take_another_name(endpoint)}",
-        )  # fmt: skip
+            endpoint,
+            spec,
+            name,
+            identity,
+            self._inbox,
+            report,
+            server="coordinator",
+            persistent=True,
+            remedy=f"stop one of them, or {take_another_name(endpoint)}",
+        )
         self._transfer = BlobTransfer(
-            endpoint, spec.federation, name, worker.store, self._inbox,
+            endpoint,
+            spec.federation,
+            name,
+            worker.store,
+            self._inbox,
             may_ask=lambda asker: asker == topics.COORDINATOR,
-        )  # fmt: skip
-        self._rounds = events.RoundReporter(report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received))
+        )
+        self._rounds = events.RoundReporter(
+            report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received)
+        )
         self._sent_before = 0  # bytes, when the newest contribution was offered
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
-        started, spec = time.monotonic(), self._spec
+        started = time.monotonic()
+        spec = self._spec
         connecting = (self._connection.mqtt.open, self._transfer.start)
         if not all(await_broker(each, self._report, stop) for each in connecting):
             return None
-        self._report(events.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
+        self._report(
+            events.Gathering(
+                federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds
+            )
+        )
         self._advance(session_events.Started(self._worker.found.damaged))
         while self.state.result is None:
             if stop():
@@ -156,9 +199,14 @@ class _Node:
             self._advance(session_events.Tick(time.monotonic() - started))
             self._activities.report(self._activity())
         self._connection.finish(_FAREWELL)
-        up, down = self._transfer.bytes_sent, self._transfer.bytes_received
+        up = self._transfer.bytes_sent
+        down = self._transfer.bytes_received
         seconds = time.monotonic() - started
-        self._report(events.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
+        self._report(
+            events.FederationFinished(
+                rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds
+            )
+        )
         return self.state.result
 
     def close(self) -> None:
@@ -196,7 +244,9 @@ class _Node:
             self._advance(session_events.Received(message, delivery.topic))
 
     def _take_keys(self, welcome: Welcome) -> bool:
-        """Take the keys of a Welcome, if messages are encrypted; False if the Welcome means nothing therefore."""
+        """Take the keys of a Welcome, if messages are encrypted;
+        False if the Welcome means nothing therefore.
+        """
         if self._encryption is None or welcome.session != self.state.plan.session:
             return True
         try:
@@ -227,7 +277,9 @@ class _Node:
                 store = self._worker.store
                 return session_events.Looked(digest, store.is_intact(digest), store.path(digest))
             case session_events.Serve(blob):
-                blob = msgspec.structs.replace(blob, chunk_size=self._transfer.chunk_size(blob.chunk_size))
+                blob = msgspec.structs.replace(
+                    blob, chunk_size=self._transfer.chunk_size(blob.chunk_size)
+                )
                 is_intact = self._transfer.offer(blob.digest, blob.chunk_size)
                 return session_events.Served(blob, is_intact, self._worker.store.path(blob.digest))
             case session_events.GoBack(round_):
@@ -276,7 +328,9 @@ class _Node:
             case session_events.Announce(round_, is_served):
                 self._connection.announce()
                 key = self._encryption.public if self._encryption else ""
-                hello = Hello(**self._connection.hello, round=round_, key=key, masks=self._masked is not None)
+                hello = Hello(
+                    **self._connection.hello, round=round_, key=key, masks=self._masked is not None
+                )
                 self._connection.send(hello)
                 if is_served:
                     self._connection.tell_finished()
@@ -317,7 +371,9 @@ class _Node:
                 self._send_metrics(self._spec.rounds, metrics)
 
     def _check_run(self) -> None:
-        """Raise NewRunError if there is a newer run: what told of one may be old, and kept by the broker."""
+        """Raise NewRunError if there is a newer run: what told of one may be old,
+        and kept by the broker.
+        """
         topic = topics.spec(self._spec.federation)
         try:
             current = read_retained(self._endpoint, [topic], wait=1.0).get(topic)
@@ -331,7 +387,10 @@ class _Node:
             self._note(f"ignored an unreadable message on {topic}: {error}")
             return
         if run != self._spec.run:
-            raise NewRunError("the coordinator has started a new run of this federation", "run edge-node join again")
+            raise NewRunError(
+                "the coordinator has started a new run of this federation",
+                "run edge-node join again",
+            )
 
     def _report_metrics(self, progress: Progress) -> None:
         metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
@@ -344,7 +403,12 @@ class _Node:
 
     def _send_metrics(self, round_: int, metrics: Mapping[str, float]) -> None:
         self._connection.send(
-            Telemetry(session=self.state.plan.session, run=self._spec.run, round=round_, metrics=dict(metrics))
+            Telemetry(
+                session=self.state.plan.session,
+                run=self._spec.run,
+                round=round_,
+                metrics=dict(metrics),
+            )
         )
 
     def _note(self, text: str) -> None:
@@ -352,7 +416,8 @@ class _Node:
 
     def _activity(self) -> events.Activity:
         """What the node does now, and how far it is with that."""
-        state, what = self.state, current_activity(self.state)
+        state = self.state
+        what = current_activity(self.state)
         done = total = 0
         if what == "sending" and state.progress and state.progress.blob:
             total = state.progress.blob.size
@@ -360,7 +425,12 @@ class _Node:
         elif what == "judging":
             done, total = self._worker.judged
         elif state.fetching and what == "receiving":
-            done, total = self._transfer.received(state.fetching.digest), state.fetching.size
+            done = self._transfer.received(state.fetching.digest)
+            total = state.fetching.size
         return events.Activity(
-            node=self._name, round=state.open_round or state.rounds_done, what=what, done=done, total=total
+            node=self._name,
+            round=state.open_round or state.rounds_done,
+            what=what,
+            done=done,
+            total=total,
         )

@@ -1,11 +1,20 @@
-"""Events of a node's session, and their effects: what its state machine is told, and what it wants done."""
+"""Events of a node's session, and their effects: what its state machine is told,
+and what it wants done.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import AnyMessage, Contribution, Delta, Manifest, MaskingStep, Refusal
+from broker_config.protocol.messages import (
+    AnyMessage,
+    Contribution,
+    Delta,
+    Manifest,
+    MaskingStep,
+    Refusal,
+)
 from broker_config.transfer.blob_transfer import Damaged, Fetched, FetchFailed
 from trainer.federation.client.checkpoint import Progress
 from trainer.progress import timeline
@@ -109,7 +118,17 @@ class Masked(NamedTuple):
 
 Answer = Looked | Served | WentBack | Applied | CanMask | Masked
 Event = (
-    Started | Connected | Tick | Received | Contributed | Refined | Deployed | Fetched | FetchFailed | Damaged | Answer
+    Started
+    | Connected
+    | Tick
+    | Received
+    | Contributed
+    | Refined
+    | Deployed
+    | Fetched
+    | FetchFailed
+    | Damaged
+    | Answer
 )
 
 
@@ -146,7 +165,9 @@ class TellOutcome(NamedTuple):
 
 
 class CheckRun(NamedTuple):
-    """End the session if the broker retains the spec of a newer run: what told of one may be old."""
+    """End the session if the broker retains the spec of a newer run:
+    what told of one may be old.
+    """
 
     refusal: Refusal | None = None  # which ends it otherwise, if it is meant for this process
 
@@ -176,7 +197,10 @@ class Serve(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Make a broadcast, or the run's result, of the one before it and of a delta that has arrived. Answered at once."""
+    """Make a broadcast, or the run's result, of the one before it and of a delta that has arrived.
+
+    Answered at once.
+    """
 
     delta: Delta
     broadcast: Manifest
@@ -190,7 +214,10 @@ class TellKeys(NamedTuple):
 
 
 class AnswerStep(NamedTuple):
-    """Do what a step of a round's masks asks for. Answered at once where it makes the masks known."""
+    """Do what a step of a round's masks asks for.
+
+    Answered at once where it makes the masks known.
+    """
 
     step: MaskingStep
 
@@ -214,7 +241,9 @@ class Purge(NamedTuple):
 
 
 class Train(NamedTuple):
-    """Begin the round that starts from a broadcast, or go on with its stage 2; Contributed and Refined follow."""
+    """Begin the round that starts from a broadcast, or go on with its stage 2;
+    Contributed and Refined follow.
+    """
 
     broadcast: Manifest
 
@@ -270,7 +299,29 @@ class Fail(NamedTuple):
 
 
 Effect = (
-    Announce | Send | TellFinished | TellMetrics | TellOutcome | CheckRun | Look | Fetch | Cancel | Apply | Serve
-    | TellKeys | AnswerStep | Mask | Withdraw | Purge | Train | GoBack | Deploy | Begin | End | OpenRound | CloseRound
-    | Report | Fail
-)  # fmt: skip
+    Announce
+    | Send
+    | TellFinished
+    | TellMetrics
+    | TellOutcome
+    | CheckRun
+    | Look
+    | Fetch
+    | Cancel
+    | Apply
+    | Serve
+    | TellKeys
+    | AnswerStep
+    | Mask
+    | Withdraw
+    | Purge
+    | Train
+    | GoBack
+    | Deploy
+    | Begin
+    | End
+    | OpenRound
+    | CloseRound
+    | Report
+    | Fail
+)

@@ -1,4 +1,7 @@
-"""State machine of a node's session: (state, event) -> (state, effects). Pure: no MQTT, clock, files or training."""
+"""State machine of a node's session: (state, event) -> (state, effects).
+
+Pure: no MQTT, clock, files or training.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +24,12 @@ from broker_config.protocol.messages import (
     Stage,
     Welcome,
 )
-from broker_config.protocol.round_contents import NO_BASE, basis, broadcast_tensors, is_statistics_round
+from broker_config.protocol.round_contents import (
+    NO_BASE,
+    basis,
+    broadcast_tensors,
+    is_statistics_round,
+)
 from broker_config.transfer.blob_transfer import Damaged, Fetched, FetchFailed
 from trainer import progress as reports
 from trainer.federation.client.checkpoint import Progress
@@ -71,6 +79,7 @@ from trainer.federation.client.session_events import (
 )
 from trainer.federation.masking.member_state import went_back
 from trainer.progress.events import AnyEvent
+from trainer.progress.timeline import Activity
 
 MIN_INTERVAL = 1.0  # seconds between two answers to roll calls; more would pile up at the broker
 SILENCE = 20.0  # seconds without an answer to Hello after which that is reported
@@ -84,7 +93,8 @@ class Plan(NamedTuple):
     name: str
     session: str  # of this process: messages for an earlier one have another
     folder: Path
-    deploys_final: bool = True  # the personal model is made of the run's result, and not of the last broadcast
+    # the personal model is made of the run's result, and not of the last broadcast
+    deploys_final: bool = True
     needs_final: bool = True  # or is compared with it
     has_images: bool = True
     previews: bool = False  # the node wants to know what joining would give, and no model
@@ -107,7 +117,8 @@ class Sent(NamedTuple):
     offered: int = 0  # it was offered
     accepted: int = 0  # the coordinator has it, or no longer wants it
     counted: int = 0  # the coordinator has it
-    contributed: int = 0  # the newest that the coordinator has of this node, as it said last; it may have been restored
+    # the newest that the coordinator has of this node, as it said last; it may have been restored
+    contributed: int = 0
 
 
 class Masks(NamedTuple):
@@ -122,22 +133,26 @@ class Session(NamedTuple):
 
     plan: Plan
     progress: Progress | None = None  # of the last stage that is on disk
-    lost: Manifest | None = None  # broadcast of a round that is to be trained again, until it has been
+    # broadcast of a round that is to be trained again, until it has been
+    lost: Manifest | None = None
     is_busy: bool = False  # the worker has a job whose result has not been handled yet
     contact: Contact = Contact()
     sent: Sent = Sent()
     masks: Masks = Masks()
-    told: Mapping[str, RoundState] = MappingProxyType({})  # the newest of each process of the coordinator
+    # the newest of each process of the coordinator
+    told: Mapping[str, RoundState] = MappingProxyType({})
     fetching: Manifest | None = None
     void: Delta | None = None  # has not made the broadcast that it is for
-    looked: Mapping[str, Looked] = MappingProxyType({})  # by digest, since the last event from outside
+    # by digest, since the last event from outside
+    looked: Mapping[str, Looked] = MappingProxyType({})
     open_round: int = 0  # as reported; 0 when none is
     is_served: bool = False  # a newcomer has all that it needs of the coordinator
     result: Path | None = None  # the personal model, or the preview: the session is over
 
     @property
     def target(self) -> RoundState | None:
-        """The round state to reach: of the coordinator's process that has welcomed us, or else the newest.
+        """The round state to reach: of the coordinator's process that has welcomed us,
+        or else the newest.
 
         A run that was aborted is so for good, whoever says it.
         """
@@ -162,7 +177,9 @@ class Session(NamedTuple):
 
     @property
     def left(self) -> Manifest | None:
-        """Broadcast of a round that is begun, and to be trained to its end: one that was lost, or its stage 2."""
+        """Broadcast of a round that is begun, and to be trained to its end:
+        one that was lost, or its stage 2.
+        """
         if self.lost or self.progress is None or self.rounds_done == self.progress.round:
             return self.lost
         return self.progress.broadcast
@@ -173,7 +190,9 @@ Step = tuple[Session, Effects]
 
 
 def advance(state: Session, event: Event) -> Step:
-    """The next state and what has to be done, in order; at most the last effect is one that is answered at once."""
+    """The next state and what has to be done, in order;
+    at most the last effect is one that is answered at once.
+    """
     if isinstance(event, Answer):
         return _take_answer(state, event)
     state = state._replace(looked=MappingProxyType({}))
@@ -181,7 +200,9 @@ def advance(state: Session, event: Event) -> Step:
         case Tick(now):
             return _tick(state, now)
         case Connected():
-            return _expect_hello(state._replace(contact=state.contact._replace(announced=float("-inf")))), ()
+            return _expect_hello(
+                state._replace(contact=state.contact._replace(announced=float("-inf")))
+            ), ()
         case Received(message, topic):
             return _receive(state, message, topic)
         case Deployed(path, lines, metrics):
@@ -191,16 +212,24 @@ def advance(state: Session, event: Event) -> Step:
             return _handle_blob(state, event)
         case Started(damaged):
             notes = (
-                _note(f"{path} is damaged: going on from the end of the round before, and training the next one again")
+                _note(
+                    f"{path} is damaged: going on from the end of the round before, and training "
+                    "the next one again"
+                )
                 for path in damaged
             )
             return state, (Begin("waiting", state.rounds_done + 1), *notes)
         case Contributed(progress):
             old = state.offered
             kept = frozenset(each.digest for each in (progress.broadcast, progress.blob) if each)
-            dropped: list[Effect] = [*([Withdraw(old.digest)] if old else []), Purge(kept)]
-            state = state._replace(progress=progress, lost=None, masks=state.masks._replace(blob=None))
-            return _then([*dropped, End("training"), Begin("refining", progress.round)], _offer(state))
+            withdraw = [Withdraw(old.digest)] if old else []
+            dropped: list[Effect] = [*withdraw, Purge(kept)]
+            state = state._replace(
+                progress=progress, lost=None, masks=state.masks._replace(blob=None)
+            )
+            return _then(
+                [*dropped, End("training"), Begin("refining", progress.round)], _offer(state)
+            )
         case Refined(progress):
             state = state._replace(progress=progress, is_busy=False)
             ended = (End("refining"), Begin("waiting", progress.round + 1), TellMetrics(progress))
@@ -226,27 +255,30 @@ def _take_answer(state: Session, event: Answer) -> Step:
             if not is_exact:
                 done.append(
                     _note(
-                        f"the state at the end of round {before} is not kept any more: what this node alone has learnt "
-                        "is that of a later round"
+                        f"the state at the end of round {before} is not kept any more: what this "
+                        "node alone has learnt is that of a later round"
                     )
                 )
             return _then(done, _proceed(state))
         case Applied(delta, is_made):
-            return _proceed(state if is_made else state._replace(void=delta))
+            remembered = state if is_made else state._replace(void=delta)
+            return _proceed(remembered)
 
 
 # The coordinator
 
 
 def _tick(state: Session, now: float) -> Step:
-    contact, effects = state.contact, list[Effect]()
+    contact = state.contact
+    effects = list[Effect]()
     if not (contact.is_admitted or contact.silence_noted) and now > SILENCE:
         contact = contact._replace(silence_noted=True)
         effects.append(_note("the coordinator has not let us in so far; waiting for it"))
     if contact.expects_hello and now - contact.announced > MIN_INTERVAL:
         contact = contact._replace(expects_hello=False, announced=now)
         known = state.lost or state.progress
-        effects.append(Announce(known.round if known else 0, state.is_served))
+        round_ = known.round if known else 0
+        effects.append(Announce(round_, state.is_served))
     return state._replace(contact=contact), tuple(effects)
 
 
@@ -256,7 +288,8 @@ def _expect_hello(state: Session) -> Session:
 
 
 def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
-    plan, contact = state.plan, state.contact
+    plan = state.plan
+    contact = state.contact
     match message:
         case Refusal():
             return state, (CheckRun(message),)
@@ -276,7 +309,9 @@ def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
             state = state._replace(contact=contact._replace(is_away=True))
             return state, (_note("the coordinator is not connected; waiting for it"),)
         case Welcome(session=session) if session == plan.session:
-            notes: list[Effect] = [_note("the coordinator is back; going on")] if contact.is_away else []
+            notes: list[Effect] = (
+                [_note("the coordinator is back; going on")] if contact.is_away else []
+            )
             contact = contact._replace(is_admitted=True, is_away=False, server=message.server)
             notes += _compare_progress(state, message)
             sent = state.sent._replace(contributed=message.contributed)
@@ -289,26 +324,32 @@ def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
 
 
 def _compare_progress(state: Session, welcome: Welcome) -> list[Effect]:
-    """Note what the coordinator has of us that we have not: our folder may have been restored from a copy."""
+    """Note what the coordinator has of us that we have not:
+    our folder may have been restored from a copy.
+    """
     reached = state.progress.round if state.progress else 0
     if not 0 < reached < welcome.contributed > state.sent.contributed:
         return []
     return [
         _note(
-            f"the coordinator has this node's contribution to round {welcome.contributed}, and {state.plan.folder} "
-            f"knows of round {reached}: it is an older copy. Going on from there; to lose nothing, stop this node, put "
-            "the newer folder back, and join again"
+            f"the coordinator has this node's contribution to round {welcome.contributed}, and "
+            f"{state.plan.folder} knows of round {reached}: it is an older copy. Going on from "
+            "there; to lose nothing, stop this node, put the newer folder back, and join again"
         )
     ]
 
 
 def _handle_accepted(state: Session, message: Accepted) -> Step:
-    progress, round_, sent = state.progress, message.round, state.sent
+    progress = state.progress
+    round_ = message.round
+    sent = state.sent
     if message.counted:
         sent = sent._replace(contributed=max(sent.contributed, round_))
     if progress is None or progress.round != round_ or sent.accepted >= round_:
         return state._replace(sent=sent), ()
-    sent, blob, name = sent._replace(accepted=round_), state.offered, state.plan.name
+    sent = sent._replace(accepted=round_)
+    blob = state.offered
+    name = state.plan.name
     told: AnyEvent = reports.Late(node=name, round=round_)
     if message.counted:
         sent = sent._replace(counted=round_)
@@ -325,29 +366,47 @@ def _handle_round_state(state: Session, target: RoundState) -> Step:
     if before is not None and _order(target) < _order(before):
         return state, ()  # it was delayed
     expected = broadcast_tensors(state.plan.spec, target.round + (target.status == "finished"))
-    promised, most = target.broadcast.size if target.broadcast else 0, encoded_size(expected)
+    promised = target.broadcast.size if target.broadcast else 0
+    most = encoded_size(expected)
     if promised > most:
         return state, (
             Fail(
                 EdgeNodeError(
-                    f"the broadcast of round {target.round} promises {promised} bytes; {most} are the most",
-                    "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
+                    f"the broadcast of round {target.round} promises {promised} bytes; {most} "
+                    "are the most",
+                    "somebody else writes to the federation's topics, or its coordinator is "
+                    "broken: ask its operator",
                 )
             ),
         )
     state = state._replace(told={**state.told, target.server: target})
     if target is not state.target:
-        return state, ()  # of an earlier process of the coordinator, or of one that has not welcomed us so far
-    is_news = target.reason and target.status == "open" and (before is None or before.reason != target.reason)
+        # of an earlier process of the coordinator, or of one that has not welcomed us so far
+        return state, ()
+    is_news = (
+        target.reason
+        and target.status == "open"
+        and (before is None or before.reason != target.reason)
+    )
     notes: list[Effect] = [_note(f"round {target.round} is {target.reason}")] if is_news else []
     notes += _tell_keys(state) if before is None or before.round < target.round else []
-    return _then(notes, _offer(state) if before is None else _proceed(state))
+    step = _offer(state) if before is None else _proceed(state)
+    return _then(notes, step)
 
 
 def _tell_keys(state: Session) -> list[Effect]:
-    """Take part in the masks of the open round, while it is trained; or ask for what was missed of them."""
-    plan, target, contact = state.plan, state.target, state.contact
-    if not (plan.spec.mask_threshold and target and contact.is_admitted and target.server == contact.server):
+    """Take part in the masks of the open round, while it is trained;
+    or ask for what was missed of them.
+    """
+    plan = state.plan
+    target = state.target
+    contact = state.contact
+    if not (
+        plan.spec.mask_threshold
+        and target
+        and contact.is_admitted
+        and target.server == contact.server
+    ):
         return []
     takes_part = not target.participants or plan.name in target.participants
     return [TellKeys(target.round)] if target.status == "open" and takes_part else []
@@ -360,10 +419,14 @@ def _handle_blob(state: Session, event: Fetched | FetchFailed | Damaged) -> Step
         case Fetched(manifest) | FetchFailed(manifest) if manifest != state.fetching:
             return state, ()  # a newer round has begun meanwhile
         case Fetched(manifest):
-            received = reports.Received(node=state.plan.name, round=manifest.round, bytes=manifest.size)
+            received = reports.Received(
+                node=state.plan.name, round=manifest.round, bytes=manifest.size
+            )
             done = (End("receiving"), Report(received))
             return _then(done, _use(state._replace(fetching=None), manifest))
-        case FetchFailed(manifest, PeerError()) if (delta := _delta_of(state, manifest)) is not None:
+        case FetchFailed(manifest, PeerError()) if (
+            delta := _delta_of(state, manifest)
+        ) is not None:
             return _proceed(state._replace(fetching=None, void=delta))
         case FetchFailed(manifest, error):
             raised = event.ours("then join again: the node goes on where it was") or EdgeNodeError(
@@ -378,7 +441,8 @@ def _handle_blob(state: Session, event: Fetched | FetchFailed | Damaged) -> Step
 
 def _proceed(state: Session) -> Step:
     """Take the next step towards the newest round state; called whenever something has changed."""
-    target, progress = state.target, state.progress
+    target = state.target
+    progress = state.progress
     if target is None or state.is_busy:
         return state, ()
     if target.status == "aborted":
@@ -389,26 +453,32 @@ def _proceed(state: Session) -> Step:
         if state.plan.spec.mask_threshold:
             return state, (Fail(went_back(target.round, progress.round)),)
         text = (
-            f"the coordinator is in round {target.round} again, and this node has been in round {progress.round}: its "
-            "state was restored from an older copy; going back with it"
+            f"the coordinator is in round {target.round} again, and this node has been in round "
+            f"{progress.round}: its state was restored from an older copy; going back with it"
         )
-        has_ours = state.sent.contributed == target.round  # and may close before this node had trained it again
+        # and may close before this node had trained it again
+        has_ours = state.sent.contributed == target.round
         return state, (_note(text), GoBack(max(1, target.round + has_ours)))
     if state.left:
         return _train_what_is_left(state, state.left, target.broadcast)
-    if progress and progress.broadcast.digest == target.broadcast.digest:  # the personal model needs it
+    # the personal model needs it
+    if progress and progress.broadcast.digest == target.broadcast.digest:
         is_here, state, effects = _obtain(state, target.broadcast)
         if not is_here:
             return state, effects
     if target.status == "finished":
         return _finish(state, target.broadcast)
     if not state.contact.is_admitted:
-        return state, ()  # what is retained may be old or replayed; a coordinator that has answered is there now
-    if target.round <= state.rounds_done or (target.participants and state.plan.name not in target.participants):
+        # what is retained may be old or replayed; a coordinator that has answered is there now
+        return state, ()
+    if target.round <= state.rounds_done or (
+        target.participants and state.plan.name not in target.participants
+    ):
         return state, ()
     opened = [OpenRound(target.round)] if state.open_round != target.round else []
     is_here, state, effects = _obtain(state._replace(open_round=target.round), target.broadcast)
-    return _then(opened, _train(state, target.broadcast) if is_here else (state, effects))
+    step = _train(state, target.broadcast) if is_here else (state, effects)
+    return _then(opened, step)
 
 
 def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Step:
@@ -422,7 +492,8 @@ def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Ste
         _, state, effects = _obtain(state, left)
         return state, effects
     noted = _note(
-        f"{looked.path} is damaged, and the coordinator has it no more: round {left.round} is not trained to its end"
+        f"{looked.path} is damaged, and the coordinator has it no more: round {left.round} is "
+        "not trained to its end"
     )
     if state.lost:
         return _then((noted,), _proceed(state._replace(lost=None)))
@@ -431,18 +502,21 @@ def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Ste
 
 def _train(state: Session, broadcast: Manifest) -> Step:
     is_resumed = state.progress is not None and state.progress.round == broadcast.round
-    begun = Begin("refining" if is_resumed else "training", broadcast.round)
+    activity: Activity = "refining" if is_resumed else "training"
+    begun = Begin(activity, broadcast.round)
     return state._replace(is_busy=True), (End("waiting"), begun, Train(broadcast))
 
 
 def _obtain(state: Session, manifest: Manifest) -> tuple[bool, Session, Effects]:
     """Whether a blob is here; and if not, or if that is not known, what is to be done about it."""
-    looked, former = state.looked.get(manifest.digest), state.fetching
+    looked = state.looked.get(manifest.digest)
+    former = state.fetching
     if looked is None:
         return False, state, (Look(manifest.digest),)
     if looked.is_intact:
         return True, state, ()
-    target, wanted = state.target, manifest
+    target = state.target
+    wanted = manifest
     delta = target.delta if target and target.broadcast == manifest else None
     if delta and delta != state.void and delta.blob.size < manifest.size:
         base = state.looked.get(delta.base)
@@ -450,13 +524,19 @@ def _obtain(state: Session, manifest: Manifest) -> tuple[bool, Session, Effects]
             return False, state, (Look(delta.base),)
         wanted = delta.blob if base is None or base.is_intact else manifest
     cancelled = [Cancel(former)] if former and former.digest != wanted.digest else []
-    effects: Effects = (End("waiting"), Begin("receiving", manifest.round), *cancelled, Fetch(wanted))
+    effects: Effects = (
+        End("waiting"),
+        Begin("receiving", manifest.round),
+        *cancelled,
+        Fetch(wanted),
+    )
     return False, state._replace(fetching=wanted), effects
 
 
 def _use(state: Session, arrived: Manifest) -> Step:
     """Go on with a blob that has arrived: a delta first makes the broadcast."""
-    delta, target = _delta_of(state, arrived), state.target
+    delta = _delta_of(state, arrived)
+    target = state.target
     if delta is None or target is None or target.broadcast is None:
         return _proceed(state)
     return state, (Apply(delta, target.broadcast, target.status == "finished"),)
@@ -469,10 +549,12 @@ def _delta_of(state: Session, blob: Manifest) -> Delta | None:
 
 
 def _finish(state: Session, final: Manifest) -> Step:
-    plan, progress = state.plan, state.progress
+    plan = state.plan
+    progress = state.progress
     if progress is None and not plan.spec.statistics:
         error = EdgeNodeError(
-            "the federation ended before this node trained a round", "join the next one from its start"
+            "the federation ended before this node trained a round",
+            "join the next one from its start",
         )
         return state, (Fail(error),)
     if progress is None and not state.contact.is_admitted:
@@ -492,14 +574,16 @@ def _finish(state: Session, final: Manifest) -> Step:
             return state, effects
     done: list[Effect] = [End("waiting"), CloseRound()]
     if plan.previews:
-        done.append(_note("all sums are here; leaving out this plant's images, one after the other"))
+        done.append(
+            _note("all sums are here; leaving out this plant's images, one after the other")
+        )
     elif plan.has_images:
         done.append(_note("the federation has finished; comparing its model with training alone"))
     if lacking:
         done.append(
             _note(
-                f"{lacking} is damaged, and the coordinator has it no more: the model is made with the result of the "
-                "last round in its place"
+                f"{lacking} is damaged, and the coordinator has it no more: the model is made "
+                "with the result of the last round in its place"
             )
         )
     if progress is None:  # it trains alone for minutes, in which nobody need wait for it
@@ -509,19 +593,37 @@ def _finish(state: Session, final: Manifest) -> Step:
 
 
 def _is_counted(state: Session, progress: Progress) -> bool | None:
-    """Whether the run's result holds this node's part of the last round; None if that is not known yet."""
+    """Whether the run's result holds this node's part of the last round;
+    None if that is not known yet.
+    """
     if progress.round < state.plan.spec.rounds:
-        return state.sent.contributed == state.plan.spec.rounds  # what it knew of that round may be damaged
-    return state.sent.counted == progress.round if state.sent.accepted == progress.round else progress.counted
+        # what it knew of that round may be damaged
+        return state.sent.contributed == state.plan.spec.rounds
+    return (
+        state.sent.counted == progress.round
+        if state.sent.accepted == progress.round
+        else progress.counted
+    )
 
 
 # The contribution
 
 
 def _offer(state: Session) -> Step:
-    """Offer the contribution to the open round, again if necessary: the coordinator counts it once. Then go on."""
-    progress, target, sent, contact = state.progress, state.target, state.sent, state.contact
-    if progress is None or target is None or not contact.is_admitted or target.server != contact.server:
+    """Offer the contribution to the open round, again if necessary: the coordinator counts it once.
+
+    Then go on.
+    """
+    progress = state.progress
+    target = state.target
+    sent = state.sent
+    contact = state.contact
+    if (
+        progress is None
+        or target is None
+        or not contact.is_admitted
+        or target.server != contact.server
+    ):
         return _proceed(state)  # where the coordinator stands is not known yet
     is_lost = sent.contributed < progress.round == target.round and target.status == "open"
     if target.round < progress.round or (progress.round <= sent.accepted and not is_lost):
@@ -533,8 +635,10 @@ def _offer(state: Session) -> Step:
         return state, (Serve(state.offered),)
     if target.round > progress.round:
         return _proceed(state)  # a newer round has begun
-    if progress.broadcast.round != progress.round:  # it has gone back to what was left of a later round
-        return state, () if state.is_busy else (GoBack(progress.round),)
+    # it has gone back to what was left of a later round
+    if progress.broadcast.round != progress.round:
+        go_back = () if state.is_busy else (GoBack(progress.round),)
+        return state, go_back
     return _contribute(state, progress, None)
 
 
@@ -555,7 +659,8 @@ def _make_again(state: Session, damaged: Path) -> Step:
 
 
 def _offer_served(state: Session, served: Served) -> Step:
-    progress, target = state.progress, state.target
+    progress = state.progress
+    target = state.target
     assert progress is not None
     assert target is not None
     if not served.is_intact and target.round > progress.round:
@@ -568,22 +673,30 @@ def _offer_served(state: Session, served: Served) -> Step:
 
 
 def _contribute(state: Session, progress: Progress, blob: Manifest | None) -> Step:
-    spec, sent = state.plan.spec, state.sent._replace(offered=progress.round)
+    spec = state.plan.spec
+    sent = state.sent._replace(offered=progress.round)
+    weight = 1.0 if spec.mask_threshold else progress.weight
+    basis_digest = (
+        basis(spec, progress.broadcast.digest) if is_statistics_round(spec, progress.round) else ""
+    )
     message = Contribution(
         session=state.plan.session,
         run=progress.run,
         round=progress.round,
-        weight=1.0 if spec.mask_threshold else progress.weight,
+        weight=weight,
         blob=blob,
-        basis=basis(spec, progress.broadcast.digest) if is_statistics_round(spec, progress.round) else "",
+        basis=basis_digest,
         server=state.contact.server,
     )
     return _then((Send(message),), _proceed(state._replace(sent=sent)))
 
 
 def current_activity(state: Session) -> reports.ActivityKind:
-    """What the node does: sending, while it also trains stage 2, since others wait for the upload."""
-    target, progress = state.target, state.progress
+    """What the node does: sending, while it also trains stage 2,
+    since others wait for the upload.
+    """
+    target = state.target
+    progress = state.progress
     if target is None or target.broadcast is None:
         return "waiting"
     if progress and state.sent.offered > state.sent.accepted:

@@ -16,15 +16,14 @@ from trainer.training.seeding import generator
 
 
 def check_spec(spec: Spec) -> None:
-    """Check that a spec's tensors are those of its method and model: they bound all that a node fetches and holds.
+    """Check that a spec's tensors are those of its method and model:
+    they bound all that a node fetches and holds.
 
     Raises:
         UsageError: they are others.
     """
-    method, network = (
-        make(spec.method, spec.training, spec.options, spec.head, spec.privacy),
-        Network(spec.model, len(spec.classes)),
-    )
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+    network = Network(spec.model, len(spec.classes))
     broadcast = _first_broadcast(spec, method, network)
     relays = method.relay.shapes(broadcast) if method.relay else {}
     statistics = method.statistics.shapes(broadcast, network.shape) if method.statistics else {}
@@ -43,21 +42,31 @@ def _first_broadcast(spec: Spec, method: Method, network: Network) -> Arrays:
     encoders: Arrays = {}
     for model, prefix in list_encoders(spec.model, spec.tensors):
         if model in known:
-            shapes = network.shapes if model == spec.model else Network(model, len(spec.classes)).shapes
-            encoders |= put_below(prefix, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    return {**encoders, **method.init_server(encoders, network.shape, generator(spec.seed, "server"))}
+            shapes = (
+                network.shapes if model == spec.model else Network(model, len(spec.classes)).shapes
+            )
+            encoders |= put_below(
+                prefix, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+            )
+    return {
+        **encoders,
+        **method.init_server(encoders, network.shape, generator(spec.seed, "server")),
+    }
 
 
-def _compare(spec: Spec, told: Mapping[str, TensorSpec], expected: Mapping[str, tuple[int, ...]]) -> None:
+def _compare(
+    spec: Spec, told: Mapping[str, TensorSpec], expected: Mapping[str, tuple[int, ...]]
+) -> None:
     found = {name: (tensor.dtype, tensor.shape) for name, tensor in told.items()}
     ours = {name: ("float32", tuple(shape)) for name, shape in expected.items()}
     if found != ours:
         wrong = min(name for name, _ in set(found.items()) ^ set(ours.items()))
         raise UsageError(
-            f"the tensors of federation {spec.federation!r} are not those of {spec.method} and {spec.model}: "
-            f"{wrong[:100]} is {_describe(found.get(wrong))}, and here {_describe(ours.get(wrong))}",
-            "install the coordinator's version of edge-node; if it is this one, ask who runs the coordinator: "
-            "nothing was fetched",
+            f"the tensors of federation {spec.federation!r} are not those of {spec.method} and "
+            f"{spec.model}: {wrong[:100]} is {_describe(found.get(wrong))}, and here "
+            f"{_describe(ours.get(wrong))}",
+            "install the coordinator's version of edge-node; if it is this one, ask who runs the "
+            "coordinator: nothing was fetched",
         )
 
 

@@ -44,7 +44,8 @@ class Worker:
         folder: the node's state folder.
         inbox: receives Contributed, Refined, Deployed or Failed.
         previews: whether the node wants to know what joining would give, and no model.
-        most_epsilon: that a private federation may spend of its images, with all that was spent before.
+        most_epsilon: that a private federation may spend of its images, with all that was spent
+            before.
 
     Raises:
         EdgeNodeError: the state in `folder` is damaged.
@@ -61,17 +62,25 @@ class Worker:
         previews: bool = False,
         most_epsilon: float = inf,
     ):
-        self._images, self._finish = images, self._preview if previews else self._deploy
-        self._spec, self._name, self.folder, self._inbox = spec, name, folder, inbox
+        self._images = images
+        self._finish = self._preview if previews else self._deploy
+        self._spec = spec
+        self._name = name
+        self.folder = folder
+        self._inbox = inbox
         self._digest = digest_images(images.train)
         self.store = BlobStore(folder / "blobs")
-        if spec.privacy:  # a secret that outlives the process: made again, a contribution tells nothing new
+        # a secret that outlives the process: made again, a contribution tells nothing new
+        if spec.privacy:
             secret, account = open_account(folder, most_epsilon)
         else:
-            secret, account = secrets.token_hex(16), None
+            secret = secrets.token_hex(16)
+            account = None
         self._participant = Participant(spec, name, images, secret=secret, account=account)
-        self.method, self.classes = self._participant.method, self._participant.own
-        self.needs_final, self.deploys_final = self._participant.needs_final, self._participant.deploys_final
+        self.method = self._participant.method
+        self.classes = self._participant.own
+        self.needs_final = self._participant.needs_final
+        self.deploys_final = self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
         self.progress = self.found.progress
         self.alone = AloneTraining(spec, name, images, folder, wanted=not previews)
@@ -79,11 +88,15 @@ class Worker:
         self._stopping = threading.Event()
 
     def train(self, broadcast: Manifest) -> None:
-        """Begin the round that starts from `broadcast`, which is in the store; or go on with its stage 2."""
+        """Begin the round that starts from `broadcast`, which is in the store;
+        or go on with its stage 2.
+        """
         self._submit(self._train_round, broadcast)
 
     def go_back(self, round_: int) -> bool:
-        """Go back to where the node was before a round; whether that state was kept, and no nearby one is taken."""
+        """Go back to where the node was before a round; whether that state was kept,
+        and no nearby one is taken.
+        """
         assert self.progress is not None
         self.progress, exact = checkpoint.go_back(self.folder, self.progress, round_)
         return exact
@@ -91,8 +104,9 @@ class Worker:
     def deploy(self, final: Manifest, *, counted: bool) -> None:
         """Write the personal model and what it reaches on held-out images, or the preview.
 
-        `final` is the run's result; `counted`, whether it holds this node's contribution to the last round: that is on
-        disk when this returns, so that a new process need not ask the coordinator again. A newcomer has none.
+        `final` is the run's result; `counted`, whether it holds this node's contribution to the
+        last round: that is on disk when this returns, so that a new process need not ask the
+        coordinator again. A newcomer has none.
         """
         if self.progress is not None:
             self.progress = msgspec.structs.replace(self.progress, counted=counted)
@@ -100,7 +114,9 @@ class Worker:
         self._submit(self._finish, final)
 
     def apply(self, delta: Delta, broadcast: Manifest, *, final: bool) -> bool:
-        """Make a broadcast, or the `final` result, of the one before it and a delta; whether it is that."""
+        """Make a broadcast, or the `final` result, of the one before it and a delta;
+        whether it is that.
+        """
         return apply_delta(self.store, self._spec, delta, broadcast, final=final)
 
     @property
@@ -143,18 +159,23 @@ class Worker:
         self._inbox.put(Refined(self._save(state, progress)))
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
-        broadcast, past = self._read(manifest), self.progress
-        self.alone.begin(None if past else broadcast)
+        broadcast = self._read(manifest)
+        past = self.progress
+        given = None if past else broadcast
+        self.alone.begin(given)
         before = self._load(past) if past else self._participant.start(broadcast)
         state, contributed, metrics = self._participant.contribute(
             before, broadcast, manifest.round, self._stopping.is_set
         )
         blob = None
         if contributed.tensors:
-            digest, size = self.store.put(encode_contribution(self._spec, contributed.tensors, broadcast))
+            digest, size = self.store.put(
+                encode_contribution(self._spec, contributed.tensors, broadcast)
+            )
             blob = msgspec.structs.replace(
                 manifest, node=self._name, digest=digest, size=size, signature="", record=None
             )
+        history = past.history if past else ()
         return state, Progress(
             run=self._spec.run,
             round=manifest.round,
@@ -164,12 +185,13 @@ class Worker:
             broadcast=manifest,
             weight=contributed.weight,
             blob=blob,
-            history=(*(past.history if past else ()), {"round": float(manifest.round), **metrics}),
+            history=(*history, {"round": float(manifest.round), **metrics}),
             images=self._digest,
         )
 
     def _stage_2(self, state: State, progress: Progress) -> tuple[State, Progress]:
-        broadcast, round_ = self._read(progress.broadcast), progress.round
+        broadcast = self._read(progress.broadcast)
+        round_ = progress.round
         state, metrics = self._participant.refine(state, broadcast, round_, self._stopping.is_set)
         history = (*progress.history[:-1], {**progress.history[-1], **metrics})
         return state, msgspec.structs.replace(
@@ -179,10 +201,15 @@ class Worker:
     def _deploy(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
         is_newcomer = msgspec.structs.replace(progress.broadcast, record=final.record) == final
-        source = progress.broadcast if self._is_intact(progress.broadcast) and not self.deploys_final else final
+        source = (
+            progress.broadcast
+            if self._is_intact(progress.broadcast) and not self.deploys_final
+            else final
+        )
         broadcast = self._read(source, final=is_newcomer or source is final)
         last = self._read(final, final=True) if self.needs_final else broadcast
-        alone, notice = None, ""
+        alone = None
+        notice = ""
         try:
             if is_newcomer and self.method.train:
                 raise NotComparableError(
@@ -192,17 +219,21 @@ class Worker:
             alone = self.alone.result()
         except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
-        state, counted = self._load(progress), progress.counted is True
+        state = self._load(progress)
+        counted = progress.counted is True
         if self._spec.statistics and counted and progress.images != self._digest:
-            # The totals hold sums of images that the node has no more: it adds those of its images of now, for itself.
-            last, counted = self._participant.without_own(state, last, counted=True), False
+            # The totals hold sums of images that the node has no more: it adds those of its images
+            # of now, for itself.
+            last = self._participant.without_own(state, last, counted=True)
+            counted = False
         model = self._participant.conclude(
             state, progress.round, broadcast, last, progress.history, alone, counted=counted
         )
         origin = msgspec.structs.replace(source, record=final.record)  # which holds all rounds
         metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
         personal_model.save(model._replace(metadata=metadata), self.folder / "model")
-        lines = [*([notice] if notice else []), *personal_model.format_outcome(metadata)]
+        notices = [notice] if notice else []
+        lines = [*notices, *personal_model.format_outcome(metadata)]
         self._inbox.put(Deployed(self.folder / "model", lines, {}))
 
     def _preview(self, final: Manifest) -> None:
@@ -216,8 +247,11 @@ class Worker:
         self._inbox.put(Deployed(file, made.describe(), made.metrics()))
 
     def _begin_as_newcomer(self, final: Manifest) -> Progress:
-        """Write down that this node was in no round of the run, of whose result it makes its model."""
-        result, rounds = self._read(final, final=True), self._spec.rounds
+        """Write down that this node was in no round of the run,
+        of whose result it makes its model.
+        """
+        result = self._read(final, final=True)
+        rounds = self._spec.rounds
         state = self._participant.with_statistics(State({}, {}), result)
         self.alone.begin(result)
         progress = Progress(
@@ -251,11 +285,15 @@ class Worker:
     def _load(self, progress: Progress) -> State:
         path = self.folder / progress.state
         if checksums.digest_of(path) != progress.digest:
-            raise EdgeNodeError(f"{path} was changed", "join again: the node goes back to the round before it")
+            raise EdgeNodeError(
+                f"{path} was changed", "join again: the node goes back to the round before it"
+            )
         return State.load(path)
 
     def _save(self, state: State, progress: Progress) -> Progress:
-        """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
+        """The state's file first, then the progress that names it:
+        a kill in between leaves the earlier pair.
+        """
         with disk.writing(self.folder):
             disk.replace(path := self.folder / progress.state, state.save)
         self.progress = msgspec.structs.replace(progress, digest=checksums.digest_of(path))

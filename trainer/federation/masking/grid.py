@@ -1,7 +1,9 @@
-"""Grid of whole numbers on which masked contributions are summed; an open sum on it comes to the same bytes.
+"""Grid of whole numbers on which masked contributions are summed;
+an open sum on it comes to the same bytes.
 
-A word of 32 bits holds a weighted difference from the round's broadcast. Differences are small, so that 32 bits suffice
-where tensors themselves need 64. Statistics are whole numbers already, and stay on their grid of 64 bits.
+A word of 32 bits holds a weighted difference from the round's broadcast. Differences are small, so
+that 32 bits suffice where tensors themselves need 64. Statistics are whole numbers already, and
+stay on their grid of 64 bits.
 """
 
 import math
@@ -15,8 +17,8 @@ from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays
 
 _BITS = 31  # of a sum, beside its sign
-# A contribution of the largest weight may move a tensor by its first largest value, and tensors that start at zero
-# (biases) by this; one of half the weight twice as far.
+# A contribution of the largest weight may move a tensor by its first largest value, and tensors
+# that start at zero (biases) by this; one of half the weight twice as far.
 _SMALLEST = 2.0**-2
 WEIGHT_BITS = 24
 
@@ -27,8 +29,13 @@ def scale_for(initial: np.ndarray, nodes: int) -> int:
     return _BITS - math.ceil(math.log2(nodes)) - math.ceil(math.log2(largest))
 
 
-def encode(tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays, scales: Mapping[str, TensorSpec],
-           nodes: int, weight: float) -> Arrays:  # fmt: skip
+def encode(
+    tensors: Iterable[tuple[str, np.ndarray]],
+    broadcast: Arrays,
+    scales: Mapping[str, TensorSpec],
+    nodes: int,
+    weight: float,
+) -> Arrays:
     """A contribution's words, uint32, and its weight among them.
 
     Args:
@@ -44,12 +51,15 @@ def encode(tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays, scales:
     for name, values in tensors:
         difference = values.astype(np.float64) - broadcast[name]
         steps = np.rint(difference * math.ldexp(share, scales[name].scale - WEIGHT_BITS))
-        # What moves farther is cut: the next round begins where this one ends, and goes on from there.
+        # What moves farther is cut: the next round begins where this one ends, and goes on from
+        # there.
         words[name] = np.asarray(np.clip(steps, -most, most).astype(np.int32)).view(np.uint32)
     return words
 
 
-def decode(sums: Mapping[str, np.ndarray], broadcast: Arrays, scales: Mapping[str, TensorSpec], count: int) -> Arrays:
+def decode(
+    sums: Mapping[str, np.ndarray], broadcast: Arrays, scales: Mapping[str, TensorSpec], count: int
+) -> Arrays:
     """The weighted mean of `count` contributions, float32, from the sum of their words modulo 2^32.
 
     Raises:
@@ -72,7 +82,9 @@ def decode(sums: Mapping[str, np.ndarray], broadcast: Arrays, scales: Mapping[st
 def contribution_words(
     spec: Spec, method: Method, round_: int, tensors: Arrays, broadcast: Arrays, weight: float
 ) -> Arrays:
-    """What a node contributes of its tensors and of the weight that it has measured, before any mask."""
+    """What a node contributes of its tensors and of the weight that it has measured,
+    before any mask.
+    """
     if is_statistics_round(spec, round_):
         return tensors
     counts = method.weigh(weight) / method.weight_cap

@@ -1,4 +1,6 @@
-"""Masks of contributions: words that nobody without their seed can tell from random ones, added modulo 2^32 or 2^64."""
+"""Masks of contributions: words that nobody without their seed can tell from random ones,
+added modulo 2^32 or 2^64.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,8 +17,8 @@ _START = bytes(16)  # counter and nonce: a seed makes one stream
 def apply_masks(words: Mapping[str, np.ndarray], masks: Iterable[tuple[bytes, int]]) -> Arrays:
     """Words with masks added.
 
-    A mask is the keystream of ChaCha20 (RFC 8439) under its seed, cut into the words of one tensor after the other, in
-    the order of their names, little-endian.
+    A mask is the keystream of ChaCha20 (RFC 8439) under its seed, cut into the words of one tensor
+    after the other, in the order of their names, little-endian.
 
     Args:
         words: uint32 or int64.

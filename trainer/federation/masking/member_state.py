@@ -1,8 +1,10 @@
-"""State machine of a node's part in the masks of a round: (record, step) -> (record, answers). Pure.
+"""State machine of a node's part in the masks of a round: (record, step) -> (record, answers).
 
-A record is on disk before an answer leaves the node, and all that a node says follows from it: who is killed says the
-same again. A node is in one cohort of a round, and lets one list of survivors be unmasked: its coordinator cannot have
-two sums of one round, whatever it tells whom.
+Pure.
+
+A record is on disk before an answer leaves the node, and all that a node says follows from it: who
+is killed says the same again. A node is in one cohort of a round, and lets one list of survivors be
+unmasked: its coordinator cannot have two sums of one round, whatever it tells whom.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +30,9 @@ class Member(NamedTuple):
         classes: that the node tells with its keys.
         sums: whether a round is one of statistics.
         sign: statement, by its context -> our signature, hexadecimal.
-        verify: node, context, statement, signature -> nothing; ForgedError unless it is that node's. A coordinator is
-            none: with keys of its own in a cohort it would be one more that sides with it.
+        verify: node, context, statement, signature -> nothing; ForgedError unless it is that
+            node's. A coordinator is none: with keys of its own in a cohort it would be one more
+            that sides with it.
     """
 
     federation: str
@@ -87,9 +90,11 @@ def begin(member: Member, record: Record | None, round_: int) -> Record:
 def went_back(to: int, reached: int) -> EdgeNodeError:
     """The error of a coordinator that has gone back, or says so."""
     return EdgeNodeError(
-        f"the coordinator is in round {to} again, and this node has been in round {reached}: with secure aggregation "
-        "nobody goes back, since another sum of a round would tell what single nodes have sent",
-        "ask its operator to put the newer state folder back, or to end this run and begin another one",
+        f"the coordinator is in round {to} again, and this node has been in round {reached}: "
+        "with secure aggregation nobody goes back, since another sum of a round would tell what "
+        "single nodes have sent",
+        "ask its operator to put the newer state folder back, or to end this run and begin "
+        "another one",
     )
 
 
@@ -104,14 +109,16 @@ def use_masks(record: Record, contribution: str) -> Record:
     """The record that has to be on disk before the contribution of this digest is masked.
 
     Raises:
-        EdgeNodeError: the masks were used for another one. Who has both could take one from the other.
+        EdgeNodeError: the masks were used for another one. Who has both could take one from the
+            other.
     """
     assert record.can_mask
     if record.masked not in ("", contribution):
         raise EdgeNodeError(
-            f"round {record.round} was trained again by this node, and came out otherwise: behind the same masks both "
-            "together would tell their difference",
-            "join again once that round is closed: ask the coordinator's operator to close it without this node",
+            f"round {record.round} was trained again by this node, and came out otherwise: "
+            "behind the same masks both together would tell their difference",
+            "join again once that round is closed: ask the coordinator's operator to close it "
+            "without this node",
         )
     return replace(record, masked=contribution)
 
@@ -127,7 +134,9 @@ def mask_seeds(member: Member, record: Record) -> list[tuple[bytes, int]]:
 
 
 def advance(member: Member, record: Record, step: MaskingStep) -> tuple[Record, list[Answer]]:
-    """The record that has to be on disk, and then what is answered. A step of another round has no effect.
+    """The record that has to be on disk, and then what is answered.
+
+    A step of another round has no effect.
 
     Raises:
         EdgeNodeError: the coordinator, or who speaks for it, says what an honest one does not.
@@ -142,7 +151,9 @@ def advance(member: Member, record: Record, step: MaskingStep) -> tuple[Record, 
         record = _take_shares(member, record, step.counted, step.shares)
     if step.survivors and record.can_mask:
         record = _take_survivors(member, record, step.survivors)
-        answers.append(Answer(signature=member.sign(mask_keys.SURVIVORS, _survivors_statement(member, record))))
+        answers.append(
+            Answer(signature=member.sign(mask_keys.SURVIVORS, _survivors_statement(member, record)))
+        )
     if step.signatures and record.survivors:
         _check_agreement(member, record, step.signatures)
         answers.append(Answer(revealed=dict(_reveal(member, record))))
@@ -157,16 +168,25 @@ def _join_cohort(member: Member, record: Record, cohort: Mapping[str, PublicKeys
     if cohort[member.name] != public_keys(member, record):
         raise _lie(record, "has told other keys of this node than it has sent")
     if len(cohort) < member.threshold:
-        raise _lie(record, f"names a cohort of {len(cohort)}, below the threshold of {member.threshold}")
-    if len(cohort) > member.nodes:  # two lists of survivors could then have the threshold of signatures each
-        raise _lie(record, f"names a cohort of {len(cohort)}, and the federation has {member.nodes} nodes")
+        raise _lie(
+            record, f"names a cohort of {len(cohort)}, below the threshold of {member.threshold}"
+        )
+    # two lists of survivors could then have the threshold of signatures each
+    if len(cohort) > member.nodes:
+        raise _lie(
+            record, f"names a cohort of {len(cohort)}, and the federation has {member.nodes} nodes"
+        )
     scope = _scope(member, record)
     for name, keys in cohort.items():
         try:
-            member.verify(name, mask_keys.KEYS, mask_keys.keys_statement(scope, name, keys), keys.signature)
+            member.verify(
+                name, mask_keys.KEYS, mask_keys.keys_statement(scope, name, keys), keys.signature
+            )
             mask_keys.check(keys)
         except ForgedError as error:
-            raise _lie(record, f"has told keys of {name} that are not {name}'s ({error})") from error
+            raise _lie(
+                record, f"has told keys of {name} that are not {name}'s ({error})"
+            ) from error
     return replace(record, cohort=dict(cohort))
 
 
@@ -186,18 +206,27 @@ def _shares_for(member: Member, record: Record, names: Sequence[str]) -> dict[st
     return _secrets(member, record).shares_for(names, record.cohort, needed)
 
 
-def _take_shares(member: Member, record: Record, counted: tuple[str, ...], shares: Mapping[str, str]) -> Record:
+def _take_shares(
+    member: Member, record: Record, counted: tuple[str, ...], shares: Mapping[str, str]
+) -> Record:
     if record.counted:
         if (record.counted, record.shares.keys()) != (counted, shares.keys()):
             raise _lie(record, "names other nodes whose masks count than before")
         return record
     known = {*counted}
     if not known <= record.cohort.keys() or member.name not in known or len(known) != len(counted):
-        raise _lie(record, "lets masks count of nodes that are none of its cohort, or not those of this one")
+        raise _lie(
+            record,
+            "lets masks count of nodes that are none of its cohort, or not those of this one",
+        )
     if not shares.keys() <= known - {member.name}:
         raise _lie(record, "passes on shares of nodes whose masks do not count")
     if len(known) < member.threshold:
-        raise _lie(record, f"lets masks of {len(known)} nodes count; {member.threshold} of its cohort are the least")
+        raise _lie(
+            record,
+            f"lets masks of {len(known)} nodes count; {member.threshold} of its cohort are the "
+            "least",
+        )
     _check_holders(member, record, counted)
     return replace(record, counted=counted, shares=dict(shares))
 
@@ -205,13 +234,19 @@ def _take_shares(member: Member, record: Record, counted: tuple[str, ...], share
 def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) -> Record:
     if record.survivors:
         if record.survivors != survivors:
-            raise _lie(record, "has named other survivors of it before, and two sums would tell what single nodes sent")
+            raise _lie(
+                record,
+                "has named other survivors of it before, and two sums would tell what single "
+                "nodes sent",
+            )
         return record
     there = set(survivors)
     if not there <= set(record.counted) or len(there) != len(survivors) or member.name not in there:
         raise _lie(record, "names survivors that are none of its nodes, or not this one")
     if len(survivors) < member.threshold:
-        raise _lie(record, f"names {len(survivors)} survivors, below the threshold of {member.threshold}")
+        raise _lie(
+            record, f"names {len(survivors)} survivors, below the threshold of {member.threshold}"
+        )
     _check_neighbours(member, record, there)
     _check_holders(member, record, survivors)
     return replace(record, survivors=survivors)
@@ -220,14 +255,20 @@ def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) 
 def _check_neighbours(member: Member, record: Record, survivors: set[str]) -> None:
     """Check that nobody is cut off from the others: a sum of few would be read by itself."""
     chosen = _neighbours(member, record)
-    if len(chosen) < len(record.cohort) - 1 and 2 * len(survivors.intersection(chosen)) < len(chosen):
+    if len(chosen) < len(record.cohort) - 1 and 2 * len(survivors.intersection(chosen)) < len(
+        chosen
+    ):
         raise _lie(record, "names survivors among whom too few share secrets of this node")
 
 
 def _check_holders(member: Member, record: Record, nodes: Sequence[str]) -> None:
     """Check that no class's sum would tell of one plant or two."""
-    if member.sums(record.round) and (scarce := scarce_classes(record.cohort[name].classes for name in nodes)):
-        raise _lie(record, f"sums class {scarce[0]} over fewer than {LEAST_NODES} nodes that have it")
+    if member.sums(record.round) and (
+        scarce := scarce_classes(record.cohort[name].classes for name in nodes)
+    ):
+        raise _lie(
+            record, f"sums class {scarce[0]} over fewer than {LEAST_NODES} nodes that have it"
+        )
 
 
 def _check_agreement(member: Member, record: Record, signatures: Mapping[str, str]) -> None:
@@ -236,26 +277,37 @@ def _check_agreement(member: Member, record: Record, signatures: Mapping[str, st
         try:
             member.verify(name, mask_keys.SURVIVORS, statement, signature)
         except ForgedError as error:
-            raise _lie(record, f"has told {name} other survivors than this node, or says so falsely") from error
+            raise _lie(
+                record, f"has told {name} other survivors than this node, or says so falsely"
+            ) from error
     if len(signatures.keys() & set(record.survivors)) < member.threshold:
-        raise _lie(record, f"shows fewer than {member.threshold} survivors' signatures under their list")
+        raise _lie(
+            record, f"shows fewer than {member.threshold} survivors' signatures under their list"
+        )
 
 
 def _reveal(member: Member, record: Record) -> Iterator[tuple[str, str]]:
-    """Our share of one secret of each member: that of its own mask if it has contributed, else that of its pairs'."""
-    own, survivors = _secrets(member, record), set(record.survivors)
-    known = own.decrypt_shares(record.cohort, record.shares)  # others have those of whoever has lied to us
+    """Our share of one secret of each member: that of its own mask if it has contributed,
+    else that of its pairs'.
+    """
+    own = _secrets(member, record)
+    survivors = set(record.survivors)
+    # others have those of whoever has lied to us
+    known = own.decrypt_shares(record.cohort, record.shares)
     known |= _shares_for(member, record, [member.name])
     for name in sorted(known):
         try:
             of_pairs, of_own = mask_keys.split_pair(known[name])
         except ForgedError:
             continue
-        yield name, (of_own if name in survivors else of_pairs).hex()
+        pairs = of_own if name in survivors else of_pairs
+        yield name, pairs.hex()
 
 
 def _survivors_statement(member: Member, record: Record) -> bytes:
-    return mask_keys.survivors_statement(_scope(member, record), record.cohort, record.counted, record.survivors)
+    return mask_keys.survivors_statement(
+        _scope(member, record), record.cohort, record.counted, record.survivors
+    )
 
 
 def _scope(member: Member, record: Record) -> Scope:
@@ -269,5 +321,6 @@ def _secrets(member: Member, record: Record) -> RoundSecrets:
 def _lie(record: Record, what: str) -> EdgeNodeError:
     return EdgeNodeError(
         f"round {record.round} is not unmasked by this node: the coordinator {what}",
-        "do not join this run again before its operator has explained that; what was said does not unmask this plant",
+        "do not join this run again before its operator has explained that; what was said does "
+        "not unmask this plant",
     )

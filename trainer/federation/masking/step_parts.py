@@ -25,20 +25,28 @@ def split(step: MaskingStep) -> list[MaskingStep]:
             room = MAX_MESSAGE - _REST
         contents[-1].setdefault(field, []).append(entry)
         room -= size
-    return [
-        MaskingStep(
-            run=step.run, round=step.round, part=number, parts=len(contents),
-            **{field: type(getattr(step, field))(entries) for field, entries in content.items()},
+    masking_steps: list[MaskingStep] = []
+    for number, content in enumerate(contents):
+        masking_steps.append(
+            MaskingStep(
+                run=step.run,
+                round=step.round,
+                part=number,
+                parts=len(contents),
+                **{
+                    field: type(getattr(step, field))(entries) for field, entries in content.items()
+                },
+            )
         )
-        for number, content in enumerate(contents)
-    ]  # fmt: skip
+    return masking_steps
 
 
 def _entries(step: MaskingStep) -> Iterator[tuple[str, Any, int]]:
     """Field, entry and size of all that a step says."""
     for field in _FIELDS:
         content = getattr(step, field)
-        for entry in content.items() if isinstance(content, Mapping) else content:
+        entries = content.items() if isinstance(content, Mapping) else content
+        for entry in entries:
             yield field, entry, len(msgspec.json.encode(entry))
 
 
@@ -51,17 +59,21 @@ class StepParts:
     def add(self, part: MaskingStep) -> MaskingStep | None:
         """The step, once its last part is there.
 
-        One out of turn has no effect: it has come twice, or others were lost, and who asks is told all again.
+        One out of turn has no effect: it has come twice, or others were lost, and who asks is told
+        all again.
         """
         if part.part == 0:
             self._whole = part
-        elif self._whole and part.part == self._whole.part + 1 and _kind(part) == _kind(self._whole):
+        elif (
+            self._whole and part.part == self._whole.part + 1 and _kind(part) == _kind(self._whole)
+        ):
             self._whole = _join(self._whole, part)
         else:
             return None
         if self._whole.part + 1 < self._whole.parts:
             return None
-        whole, self._whole = self._whole, None
+        whole = self._whole
+        self._whole = None
         return replace(whole, part=0, parts=1)
 
 

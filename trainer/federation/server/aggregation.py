@@ -1,6 +1,7 @@
 """Exact sums of contributions: the result depends on what was contributed, not on when it arrived.
 
-Memory is one sum, however many nodes contribute. A contribution's weight and updates can be limited to what most have.
+Memory is one sum, however many nodes contribute. A contribution's weight and updates can be limited
+to what most have.
 """
 
 import math
@@ -13,13 +14,16 @@ from broker_config.protocol.messages import TensorSpec
 from trainer.federation.server.robust_rules import Source
 from trainer.models.named_tensors import Arrays
 
-_HEADROOM = 12  # bits: how far a tensor may grow beyond its initial largest value before it is refused
+# bits: how far a tensor may grow beyond its initial largest value before it is refused
+_HEADROOM = 12
 _SMALLEST = 2.0**-2  # tensors that start at zero (biases) get the headroom above this
 WEIGHT_BITS = 24
 
 
 def scale_for(initial: np.ndarray, nodes: int) -> int:
-    """The binary exponent in which `nodes` contributions to a tensor are summed without overflow of 63 bits."""
+    """The binary exponent in which `nodes` contributions to a tensor are summed without overflow
+    of 63 bits.
+    """
     largest = max(float(np.abs(initial).max(initial=0.0)), _SMALLEST)
     return 62 - math.ceil(math.log2(nodes)) - (_HEADROOM + math.ceil(math.log2(largest)))
 
@@ -39,7 +43,9 @@ class FixedPointSum:
     """
 
     def __init__(self, tensors: Mapping[str, TensorSpec], nodes: int, weight_cap: float):
-        self._tensors, self._nodes, self._weight_cap = tensors, nodes, weight_cap
+        self._tensors = tensors
+        self._nodes = nodes
+        self._weight_cap = weight_cap
         self._sums = {name: np.zeros(spec.shape, np.int64) for name, spec in tensors.items()}
         self._weight = 0
 
@@ -52,13 +58,16 @@ class FixedPointSum:
         for name, values in tensors:
             bound = largest(self._tensors[name], self._nodes)
             if values.size and not float(np.abs(values).max()) <= bound:
-                raise ValueError(f"tensor {name} holds a value beyond +-{bound:g}; its training has diverged")
+                raise ValueError(
+                    f"tensor {name} holds a value beyond +-{bound:g}; its training has diverged"
+                )
 
     def add(self, tensors: Iterable[tuple[str, np.ndarray]], weight: float) -> None:
         """Add one contribution that passed `validate`, with a weight in (0, weight_cap]."""
         share = max(1, round(weight / self._weight_cap * 2**WEIGHT_BITS))
         for name, values in tensors:
-            # 24 bits of float32 times 24 bits of weight are exact in float64; rint is the only rounding.
+            # 24 bits of float32 times 24 bits of weight are exact in float64; rint is the only
+            # rounding.
             product = np.array(values, np.float64)
             product *= math.ldexp(share, self._tensors[name].scale - WEIGHT_BITS)
             np.rint(product, out=product)
@@ -68,7 +77,9 @@ class FixedPointSum:
     def mean(self) -> dict[str, np.ndarray]:
         """The weighted mean of each tensor, float32."""
         return {
-            name: np.asarray(total / self._weight * 2.0 ** (WEIGHT_BITS - self._tensors[name].scale), np.float32)
+            name: np.asarray(
+                total / self._weight * 2.0 ** (WEIGHT_BITS - self._tensors[name].scale), np.float32
+            )
             for name, total in self._sums.items()
         }
 
@@ -80,7 +91,9 @@ class Influence(NamedTuple):
     norms: Mapping[str, float]  # of each tensor's update, its difference from the broadcast
 
 
-def measure_updates(tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays) -> dict[str, float]:
+def measure_updates(
+    tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays
+) -> dict[str, float]:
     """The Euclidean norm of each tensor's difference from the broadcast's."""
     norms = {}
     for name, values in tensors:
@@ -97,30 +110,44 @@ class Limits(NamedTuple):
     shares: Mapping[str, float]  # of each tensor's update, 0..1
 
     def counted(self, influence: Influence) -> dict[str, float]:
-        """How much of a contribution counts, 0..1: of its weight, and of its update's length over all tensors."""
+        """How much of a contribution counts, 0..1: of its weight,
+        and of its update's length over all tensors.
+        """
         kept = math.hypot(*(share * influence.norms[name] for name, share in self.shares.items()))
         length = math.hypot(*influence.norms.values())
-        return {"weight": self.weight / influence.weight, "update": kept / length if length else 1.0}
+        update = kept / length if length else 1.0
+        return {"weight": self.weight / influence.weight, "update": update}
 
-    def clip(self, tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-        """The tensors, their updates shortened. They lie between both, so that variances stay non-negative."""
+    def clip(
+        self, tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors, their updates shortened.
+
+        They lie between both, so that variances stay non-negative.
+        """
         for name, values in tensors:
             if (share := self.shares[name]) < 1:
-                clipped = (1 - share) * broadcast[name].astype(np.float64) + share * values.astype(np.float64)
+                clipped = (1 - share) * broadcast[name].astype(np.float64) + share * values.astype(
+                    np.float64
+                )
                 yield name, clipped.astype(np.float32)
             else:
                 yield name, values
 
 
 def limit(influences: Mapping[str, Influence]) -> dict[str, Limits]:
-    """Limits of each contribution: the median of all weights and, tensor by tensor, the median norm of all updates.
+    """Limits of each contribution: the median of all weights and, tensor by tensor,
+    the median norm of all updates.
 
-    A median is no larger than the largest honest value as long as fewer than half of the nodes lie. Of fewer than three
-    contributions it promises nothing, and there are no limits.
+    A median is no larger than the largest honest value as long as fewer than half of the nodes lie.
+    Of fewer than three contributions it promises nothing, and there are no limits.
     """
     names = sorted(next(iter(influences.values())).norms)
     weights = np.array([each.weight for each in influences.values()])
-    norms = np.array([[each.norms[name] for name in names] for each in influences.values()])
+    collected_norms = []
+    for each in influences.values():
+        collected_norms.append([each.norms[name] for name in names])
+    norms = np.array(collected_norms)
     shares = np.ones_like(norms)
     if len(influences) >= 3:
         longest = np.median(norms, axis=0)
@@ -133,9 +160,13 @@ def limit(influences: Mapping[str, Influence]) -> dict[str, Limits]:
 
 
 def clipped_mean(
-    sums: FixedPointSum, sources: Mapping[str, Source], influences: Mapping[str, Influence], broadcast: Arrays
+    sums: FixedPointSum,
+    sources: Mapping[str, Source],
+    influences: Mapping[str, Influence],
+    broadcast: Arrays,
 ) -> tuple[Arrays, dict[str, dict[str, float]]]:
-    """The weighted mean of contributions, each within the limits that `limit` sets; and how much of each counts.
+    """The weighted mean of contributions, each within the limits that `limit` sets;
+    and how much of each counts.
 
     Args:
         sums: into which they are added; empty.
@@ -170,7 +201,9 @@ class IntegerSum:
         """
         for name, values in tensors:
             if values.size and not (-self._bound <= values.min() and values.max() <= self._bound):
-                raise ValueError(f"tensor {name} holds a value beyond +-{self._bound}, its share of 63 bits")
+                raise ValueError(
+                    f"tensor {name} holds a value beyond +-{self._bound}, its share of 63 bits"
+                )
 
     def add(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Add one contribution that passed `validate`."""

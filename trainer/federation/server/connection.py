@@ -1,6 +1,8 @@
-"""Control connection of a federation's server: announcements, admission and refusal of members, roll calls.
+"""Control connection of a federation's server: announcements,
+admission and refusal of members, roll calls.
 
-The coordinator of a federation and the head of a vertical one both speak to their members through it.
+The coordinator of a federation and the head of a vertical one both speak to their members through
+it.
 """
 
 import queue
@@ -11,7 +13,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from broker_config.mqtt.client import Claim, Connected, Delivery, Disconnected, Endpoint, MqttClient, TakenOver
+from broker_config.mqtt.client import (
+    Claim,
+    Connected,
+    Delivery,
+    Disconnected,
+    Endpoint,
+    MqttClient,
+    TakenOver,
+)
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, encode
 from broker_config.protocol.errors import PeerError
@@ -71,9 +81,11 @@ class Server(Protocol):
 
 
 class ServerConnection:
-    """The control connection of one server process; what arrives goes to `inbox`, and from there to `handle`.
+    """The control connection of one server process; what arrives goes to `inbox`,
+    and from there to `handle`.
 
-    Many members' messages come by one connection, so the broker must admit it to `up` and `presence` of all of them.
+    Many members' messages come by one connection, so the broker must admit it to `up` and
+    `presence` of all of them.
 
     Args:
         endpoint: the broker.
@@ -100,9 +112,13 @@ class ServerConnection:
         persistent: bool,
         encryption: CoordinatorEncryption | None = None,
     ):
-        self._endpoint, self._spec, self._server = endpoint, spec, server
-        self._session, self._encryption = session, encryption
-        self._membership, self._report = membership, report
+        self._endpoint = endpoint
+        self._spec = spec
+        self._server = server
+        self._session = session
+        self._encryption = encryption
+        self._membership = membership
+        self._report = report
         self._called = time.monotonic()  # the roll
         self.mqtt = MqttClient(
             endpoint,
@@ -114,7 +130,9 @@ class ServerConnection:
 
     def open(self) -> None:
         """Connect and subscribe to all members. BrokerError if the broker cannot be reached."""
-        self.mqtt.subscribe(topics.presence(self._spec.federation, "+"), topics.up(self._spec.federation, "+"))
+        self.mqtt.subscribe(
+            topics.presence(self._spec.federation, "+"), topics.up(self._spec.federation, "+")
+        )
         self.mqtt.open()
 
     def close(self) -> None:
@@ -127,7 +145,9 @@ class ServerConnection:
     # Announcements
 
     def announce(self) -> None:
-        """Publish all that is retained (again): a broker restarted without persistence has forgotten it."""
+        """Publish all that is retained (again): a broker restarted without persistence has
+        forgotten it.
+        """
         self._publish(topics.spec, self._spec)  # first: members answer the roll call with this run
         self.call_roll()
         self._server.publish_state()
@@ -137,19 +157,26 @@ class ServerConnection:
         self._publish(topics.round_state, msgspec.structs.replace(state, server=self._session))
 
     def publish_status(self, overview: Overview | VflOverview) -> None:
-        """Publish the state of the members; dropped if the broker cannot take it now: it would soon be out of date."""
+        """Publish the state of the members; dropped if the broker cannot take it now:
+        it would soon be out of date.
+        """
         if self.mqtt.is_connected and not self.mqtt.is_crowded:
             self._publish(topics.status, overview)
 
     def _publish(
-        self, topic: Callable[[str], str], message: Spec | VflSpec | RoundState | Overview | VflOverview
+        self,
+        topic: Callable[[str], str],
+        message: Spec | VflSpec | RoundState | Overview | VflOverview,
     ) -> None:
         self.mqtt.publish(topic(self._spec.federation), encode(message), retain=True)
 
     # Roll calls
 
     def call_roll(self) -> None:
-        """Publish our presence, which members answer with Hello. A broker that was killed has forgotten their wills."""
+        """Publish our presence, which members answer with Hello.
+
+        A broker that was killed has forgotten their wills.
+        """
         self.mqtt.publish_presence(online=True)
         self._called = time.monotonic()
         self._membership.expect_answers(self._server.present, self._called)
@@ -166,8 +193,11 @@ class ServerConnection:
 
     # Single members
 
-    def send(self, node: str, message: Welcome | Refusal | Accepted | Finished | MaskingStep) -> None:
-        """Send to one member; nothing while the broker takes messages more slowly than members ask for them.
+    def send(
+        self, node: str, message: Welcome | Refusal | Accepted | Finished | MaskingStep
+    ) -> None:
+        """Send to one member; nothing while the broker takes messages more slowly than members
+        ask for them.
 
         A member can do without it: it sends Hello again when it next connects.
         """
@@ -175,7 +205,9 @@ class ServerConnection:
             self.mqtt.publish(topics.down(self._spec.federation, node), encode(message))
 
     def may_join(self, node: str, hello: Hello | VflHello, *, newcomer: bool = False) -> bool:
-        """Whether the sender of a Hello may take part; if not, it is sent the reason. Stale messages are ignored.
+        """Whether the sender of a Hello may take part; if not, it is sent the reason.
+
+        Stale messages are ignored.
 
         A newcomer is a node that comes for the result of a run that it was not in.
         """
@@ -183,8 +215,11 @@ class ServerConnection:
             if self._membership.is_first_report("stale", hello.session):
                 self._report(
                     progress.Note(
-                        text=f"ignored a Hello of an earlier process of {node}, which is connected; if its state "
-                        "folder was restored from a copy, it is let in within two minutes"
+                        text=(
+                            f"ignored a Hello of an earlier process of {node}, which is "
+                            "connected; if its state folder was restored from a copy, it is let "
+                            "in within two minutes"
+                        )
                     )
                 )
             return False
@@ -208,25 +243,36 @@ class ServerConnection:
         self.send(node, refusal)
 
     def welcome(self, node: str, hello: Hello | VflHello, contributed: int = 0) -> None:
-        """Let the sender of a Hello in, who `contributed` last to that round: from now on it speaks for the member."""
+        """Let the sender of a Hello in, who `contributed` last to that round:
+        from now on it speaks for the member.
+        """
         self._membership.admit(node, hello)
         key = ""
         if self._encryption and isinstance(hello, Hello):
             try:
                 key = self._encryption.keys_for(node, hello)
             except ValueError:
-                self.refuse(PeerError(node, "nothing can be encrypted for the key that it has sent"))
+                self.refuse(
+                    PeerError(node, "nothing can be encrypted for the key that it has sent")
+                )
                 return
-        self.send(node, Welcome(session=hello.session, server=self._session, contributed=contributed, key=key))
+        self.send(
+            node,
+            Welcome(session=hello.session, server=self._session, contributed=contributed, key=key),
+        )
 
     def refuse(self, error: PeerError) -> None:
         """Report a peer that broke the protocol; if it is a member, send it the reason."""
         node = error.peer
         session = self._membership.expel(node)
         if self._membership.is_first_report("refused", node):
-            self._report(progress.NodeRefused(node=node, round=self._server.round, reason=error.why))
+            self._report(
+                progress.NodeRefused(node=node, round=self._server.round, reason=error.why)
+            )
         if session is not None:
-            self.send(node, Refusal(session=session, reason=error.why, remedy=error.remedy or _REMEDY))
+            self.send(
+                node, Refusal(session=session, reason=error.why, remedy=error.remedy or _REMEDY)
+            )
             self._server.exclude(node)
 
     def is_flooding(self, node: str, cost: int = 1) -> bool:
@@ -241,7 +287,11 @@ class ServerConnection:
         if self._endpoint.signer is None:
             raise PeerError(node, reason)
         if self._membership.is_first_report("flooding", node):
-            self._report(progress.Note(text=f"ignoring {node} for a while: {reason}, or the broker repeats them"))
+            self._report(
+                progress.Note(
+                    text=f"ignoring {node} for a while: {reason}, or the broker repeats them"
+                )
+            )
         return True
 
     # Events
@@ -271,9 +321,15 @@ class ServerConnection:
             self.refuse(error)
 
 
-def publish_retained(endpoint: Endpoint, messages: Mapping[str, bytes], timeout: float = 10.0) -> bool:
-    """Publish retained messages (topic -> payload) of a server that does not run; whether the broker confirmed it."""
-    with MqttClient(endpoint, f"retained-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False) as mqtt:
+def publish_retained(
+    endpoint: Endpoint, messages: Mapping[str, bytes], timeout: float = 10.0
+) -> bool:
+    """Publish retained messages (topic -> payload) of a server that does not run;
+    whether the broker confirmed it.
+    """
+    with MqttClient(
+        endpoint, f"retained-{secrets.token_hex(8)}", inbox=queue.Queue(), persistent=False
+    ) as mqtt:
         for topic, payload in messages.items():
             mqtt.publish(topic, payload, retain=True)
         return mqtt.flush(timeout)

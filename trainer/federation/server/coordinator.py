@@ -1,4 +1,6 @@
-"""The coordinator's process: MQTT and clock around the state machine of rounds and the durable ledger."""
+"""The coordinator's process: MQTT and clock around the state machine of rounds and the durable
+ledger.
+"""
 
 import contextlib
 import queue
@@ -9,10 +11,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, TakenOver, read_retained
+from broker_config.mqtt.client import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Endpoint,
+    TakenOver,
+    read_retained,
+)
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
-from broker_config.protocol.errors import BrokerError, EdgeNodeError, PeerError, UsageError, abbreviate
+from broker_config.protocol.errors import (
+    BrokerError,
+    EdgeNodeError,
+    PeerError,
+    UsageError,
+    abbreviate,
+)
 from broker_config.protocol.messages import (
     AnyMessage,
     Contribution,
@@ -75,7 +90,8 @@ def coordinate(
     linger: float = LINGER,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome | None:
-    """Run a federation from where its ledger stands to its end; None when `stop` said to suspend it.
+    """Run a federation from where its ledger stands to its end;
+    None when `stop` said to suspend it.
 
     Args:
         ledger: of this run, or empty.
@@ -84,21 +100,22 @@ def coordinate(
         endpoint: the broker.
         report: shows progress.
         new: begin another run.
-        linger: seconds that the result is kept ready for nodes that are away when the last round closes; and, where
-            the run had finished before and newcomers can make a model of its result, for these. And that a coordinator
-            whose state is an older copy waits for nodes that have finished the run.
+        linger: seconds that the result is kept ready for nodes that are away when the last round
+            closes; and, where the run had finished before and newcomers can make a model of its
+            result, for these. And that a coordinator whose state is an older copy waits for nodes
+            that have finished the run.
         stop: asked often.
 
     Raises:
         BrokerError: the broker cannot be reached.
-        UsageError: the federation is already coordinated on this broker, the ledger's run has other settings, or its
-            contributions are to be masked, and members have no keys.
+        UsageError: the federation is already coordinated on this broker, the ledger's run has other
+            settings, or its contributions are to be masked, and members have no keys.
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
     if spec.mask_threshold and endpoint.signer is None:
         raise UsageError(
-            "secure aggregation needs kits: a node must know that it shares masks with members, and not with whoever "
-            "speaks for them",
+            "secure aggregation needs kits: a node must know that it shares masks with members, "
+            "and not with whoever speaks for them",
             "take a kit (--kit), or leave out --secure-aggregation",
         )
     if not await_broker(lambda: check_no_server(endpoint, spec.federation), report, stop):
@@ -114,7 +131,9 @@ def coordinate(
 
 
 def _has_ended(ledger: Ledger, endpoint: Endpoint) -> bool:
-    """Whether the broker retains that the ledger's open run has finished: then the ledger is an older copy."""
+    """Whether the broker retains that the ledger's open run has finished:
+    then the ledger is an older copy.
+    """
     run = ledger.run
     if run is None or not run.round or run.outcome is not None:
         return False
@@ -137,12 +156,15 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
     spec = ledger.run.spec
     if ledger.run.outcome is not None:
         raise UsageError(
-            f"the run of federation {spec.federation!r} in {ledger.folder} was {ledger.run.outcome} before",
+            f"the run of federation {spec.federation!r} in {ledger.folder} was "
+            f"{ledger.run.outcome} before",
             "there is nothing to abort; begin another run with edge-node coordinate --new",
         )
     state = aborted_message(spec, ledger.run.round, reason)
     if not publish_retained(endpoint, {topics.round_state(spec.federation): encode(state)}):
-        raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it tells the nodes", "try again")
+        raise EdgeNodeError(
+            f"{endpoint} did not confirm within 10 s that it tells the nodes", "try again"
+        )
     ledger.abort()
 
 
@@ -158,21 +180,25 @@ class _Coordinator:
         *,
         has_ended: bool,
     ):
-        self._ledger, self._signer = ledger, endpoint.signer
-        members, member_list = (
-            ledger.run.members if ledger.run else {},
-            endpoint.signer.members if endpoint.signer else None,
-        )
+        self._ledger = ledger
+        self._signer = endpoint.signer
+        members = ledger.run.members if ledger.run else {}
+        member_list = endpoint.signer.members if endpoint.signer else None
         gone = frozenset(node for node in members if member_list and node not in member_list.nodes)
         assert ledger.run is not None
         self._spec = spec = ledger.run.spec
         self._most_dropped = spec.nodes - least_nodes(spec) - len(gone)
         self._actions = ActionReader(ledger.folder, spec.run)
         actions = self._actions.read()
-        self._postponed = [each for each in actions if each.what == "drop" and each.node in ledger.survivors]
-        self._control = replay([each for each in actions if each not in self._postponed], self._most_dropped)
+        self._postponed = [
+            each for each in actions if each.what == "drop" and each.node in ledger.survivors
+        ]
+        self._control = replay(
+            [each for each in actions if each not in self._postponed], self._most_dropped
+        )
         gone |= self._control.dropped
-        federation, now = ledger.resume(gone)._replace(held=self._control.is_paused), time.monotonic()
+        federation = ledger.resume(gone)._replace(held=self._control.is_paused)
+        now = time.monotonic()
         masking = ledger.masks() if spec.mask_threshold else None
         if masking and masking.survivors:
             federation = federation._replace(status=rounds.Status.UNMASKING)
@@ -201,13 +227,24 @@ class _Coordinator:
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._membership = Membership(spec.nodes, ledger.identities)
         self._connection = ServerConnection(
-            endpoint, spec, session, self._inbox, self, self._membership, report,
-            persistent=True, encryption=self._encryption,
-        )  # fmt: skip
+            endpoint,
+            spec,
+            session,
+            self._inbox,
+            self,
+            self._membership,
+            report,
+            persistent=True,
+            encryption=self._encryption,
+        )
         self._transfer = BlobTransfer(
-            endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox,
+            endpoint,
+            spec.federation,
+            topics.COORDINATOR,
+            ledger.store,
+            self._inbox,
             may_ask=lambda node: self._membership.session(node) is not None,
-        )  # fmt: skip
+        )
         self._uploads = PendingUploads(self._transfer)
         self._rounds = progress.RoundReporter(
             report, lambda: (self._transfer.bytes_received, self._transfer.bytes_sent)
@@ -215,8 +252,12 @@ class _Coordinator:
         self._activities = progress.ActivityReporter(report)
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
-        started, spec = time.monotonic(), self._spec
-        if not all(await_broker(each, self._report, stop) for each in (self._connection.open, self._transfer.start)):
+        started = time.monotonic()
+        spec = self._spec
+        if not all(
+            await_broker(each, self._report, stop)
+            for each in (self._connection.open, self._transfer.start)
+        ):
             return None
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._connection.mqtt.flush(5)
@@ -230,7 +271,8 @@ class _Coordinator:
             )
         )
         self._advance(states.Started(self._ledger.damaged))
-        if abort := self._control.aborted:  # and the process that was to do it is not there any more
+        # and the process that was to do it is not there any more
+        if abort := self._control.aborted:
             self._advance(states.Acted(abort))
         self._tick()
         while not self._state.is_over:
@@ -242,9 +284,14 @@ class _Coordinator:
             for blob in self._uploads.in_progress():
                 self._report_upload(blob)
             self._publish_status()
-        up, down = self._transfer.bytes_received, self._transfer.bytes_sent
+        up = self._transfer.bytes_received
+        down = self._transfer.bytes_sent
         seconds = time.monotonic() - started
-        self._report(progress.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
+        self._report(
+            progress.FederationFinished(
+                rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds
+            )
+        )
         return Outcome(self._ledger.broadcast, up, down, seconds)
 
     def close(self) -> None:
@@ -265,7 +312,8 @@ class _Coordinator:
     def _tick(self) -> None:
         self._connection.drop_silent_members()
         self._connection.repeat_roll_call()
-        postponed, self._postponed = self._postponed, []
+        postponed = self._postponed
+        self._postponed = []
         for action in (*postponed, *self._actions.read()):
             self._act(action)
         members = self._state.rounds.members if self._state.was_over else ()
@@ -274,9 +322,11 @@ class _Coordinator:
 
     def _act(self, action: Action) -> None:
         if action.what == "drop" and self._state.rounds.status is rounds.Status.UNMASKING:
-            self._postponed.append(action)  # what is in a sum that is being unmasked cannot be taken out of it any more
+            # what is in a sum that is being unmasked cannot be taken out of it any more
+            self._postponed.append(action)
             return
-        before, self._control = self._control, self._control.after(action, self._most_dropped)
+        before = self._control
+        self._control = self._control.after(action, self._most_dropped)
         if self._control != before:
             self._advance(states.Acted(action))
         elif action.what == "drop" and action.node not in before.dropped:
@@ -298,7 +348,9 @@ class _Coordinator:
             case FetchFailed(manifest, error):
                 if ours := event.ours("then start the coordinator again: it goes on where it was"):
                     raise ours from error
-                self._connection.refuse(PeerError(manifest.node, f"its contribution did not arrive: {error}"))
+                self._connection.refuse(
+                    PeerError(manifest.node, f"its contribution did not arrive: {error}")
+                )
 
     def process(self, node: str, delivery: Delivery) -> None:
         """Act on a node's message. PeerError or DecodeError if it breaks the protocol."""
@@ -324,9 +376,13 @@ class _Coordinator:
             case Finished(run=run):
                 if run == self._spec.run:  # whatever its session was: the model is there
                     self._advance(states.Told(node, message))
-            case Contribution() | Telemetry() | MaskingAnswer() if (message.run, message.session) != (
-                self._spec.run, session,
-            ):  # fmt: skip
+            case Contribution() | Telemetry() | MaskingAnswer() if (
+                message.run,
+                message.session,
+            ) != (
+                self._spec.run,
+                session,
+            ):
                 pass  # of an earlier run or session: without effect
             case Contribution():
                 was_counted = self._ledger.has_counted(node, message.round)
@@ -353,7 +409,10 @@ class _Coordinator:
         )
 
     def _verify_masking(self, node: str, answer: MaskingAnswer) -> None:
-        """Verify keys and signatures that others will be shown. PeerError if they are not the node's."""
+        """Verify keys and signatures that others will be shown.
+
+        PeerError if they are not the node's.
+        """
         state = self._state.masking
         assert state is not None
         assert self._signer is not None
@@ -361,14 +420,20 @@ class _Coordinator:
         try:
             if answer.keys:
                 statement = mask_keys.keys_statement(scope, node, answer.keys)
-                self._signer.verify_statement(node, mask_keys.KEYS, statement, answer.keys.signature)
+                self._signer.verify_statement(
+                    node, mask_keys.KEYS, statement, answer.keys.signature
+                )
                 mask_keys.check(answer.keys)
             if answer.signature and answer.round == state.round and state.survivors:
                 of = [*state.shares]
                 statement = mask_keys.survivors_statement(scope, state.keys, of, state.survivors)
-                self._signer.verify_statement(node, mask_keys.SURVIVORS, statement, answer.signature)
+                self._signer.verify_statement(
+                    node, mask_keys.SURVIVORS, statement, answer.signature
+                )
         except ForgedError as error:
-            raise PeerError(node, f"what it says about masks is not its own: {error}", answer.round) from error
+            raise PeerError(
+                node, f"what it says about masks is not its own: {error}", answer.round
+            ) from error
 
     def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""
@@ -385,7 +450,8 @@ class _Coordinator:
                 self._add_contribution(manifest.node, message)
             except PeerError as error:
                 self._connection.refuse(error)
-        if all(each.digest != manifest.digest for each in self._uploads):  # else a node could fill the disk
+        # else a node could fill the disk
+        if all(each.digest != manifest.digest for each in self._uploads):
             self._ledger.discard(manifest.digest)
 
     def _add_contribution(self, node: str, message: Contribution) -> None:
@@ -495,7 +561,9 @@ class _Coordinator:
         self._rounds.close(sorted(contributors), missing, limited)
 
     def _drop(self, node: str, error: PeerError) -> None:
-        """Go on without a node, and with other keys, which the others are given as they answer the roll call."""
+        """Go on without a node, and with other keys,
+        which the others are given as they answer the roll call.
+        """
         if self._encryption:
             self._encryption.draw_anew()
         self._advance(states.Dropped(node, self._ledger.drop(node)))
@@ -519,7 +587,8 @@ class _Coordinator:
 
     def _publish_round(self) -> None:
         """Publish where the federation stands, and serve the blob that the round starts from."""
-        blob, chunk_size = self._ledger.broadcast_blob, self._serve_broadcast()
+        blob = self._ledger.broadcast_blob
+        chunk_size = self._serve_broadcast()
         manifest = Manifest(
             federation=self._spec.federation,
             run=self._spec.run,
@@ -533,26 +602,38 @@ class _Coordinator:
         if self._ledger.delta:
             base, coded = self._ledger.delta
             if self._transfer.offer(coded.digest, chunk_size):
-                coded_manifest = msgspec.structs.replace(manifest, digest=coded.digest, size=coded.size)
+                coded_manifest = msgspec.structs.replace(
+                    manifest, digest=coded.digest, size=coded.size
+                )
                 delta = Delta(base=base, blob=coded_manifest)
         head = self._ledger.head
         if self._signer and head:
-            signature, head = self._signer.sign_broadcast(manifest), self._signer.sign_head(head)
+            signature = self._signer.sign_broadcast(manifest)
+            head = self._signer.sign_head(head)
             manifest = msgspec.structs.replace(manifest, signature=signature)
         manifest = msgspec.structs.replace(manifest, record=head)
-        self._connection.publish_round(round_message(self._spec, self._state.rounds, manifest, delta))
+        self._connection.publish_round(
+            round_message(self._spec, self._state.rounds, manifest, delta)
+        )
 
     def _serve_broadcast(self) -> int:
-        """Serve the broadcast, written anew if it was changed on the disk, and return the bytes of its chunks."""
-        digest, chunk_size = self._ledger.broadcast_blob.digest, self._transfer.chunk_size(CHUNK)
+        """Serve the broadcast, written anew if it was changed on the disk,
+        and return the bytes of its chunks.
+        """
+        digest = self._ledger.broadcast_blob.digest
+        chunk_size = self._transfer.chunk_size(CHUNK)
         if not self._transfer.offer(digest, chunk_size):
             path = self._ledger.write_broadcast_again()
-            self._note(f"{path} was changed or removed: it is written again from memory; check this disk")
+            self._note(
+                f"{path} was changed or removed: it is written again from memory; check this disk"
+            )
             self._transfer.offer(digest, chunk_size)
         return chunk_size
 
     def _publish_status(self, *, anyway: bool = False) -> None:
-        overview = self._tracker.next_overview(self._state.rounds, self._ledger.finished, anyway=anyway)
+        overview = self._tracker.next_overview(
+            self._state.rounds, self._ledger.finished, anyway=anyway
+        )
         if overview:
             self._connection.publish_status(overview)
 
@@ -560,7 +641,9 @@ class _Coordinator:
         """Report how much of a contribution has arrived."""
         done = self._transfer.received(blob.digest)
         self._activities.report(
-            progress.Activity(node=blob.node, round=self.round, what="sending", done=done, total=blob.size)
+            progress.Activity(
+                node=blob.node, round=self.round, what="sending", done=done, total=blob.size
+            )
         )
 
     def _note(self, text: str) -> None:

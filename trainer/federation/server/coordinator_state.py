@@ -1,6 +1,9 @@
-"""State machine of a federation's coordinator: (state, event) -> (state, effects). Pure: no MQTT, clock or files.
+"""State machine of a federation's coordinator: (state, event) -> (state, effects).
 
-Around the rounds (`round_state`) it has who may take part, who is told what, and when the coordinator may go.
+Pure: no MQTT, clock or files.
+
+Around the rounds (`round_state`) it has who may take part, who is told what, and when the
+coordinator may go.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +39,8 @@ class Plan(NamedTuple):
     session: str  # of this process
     folder: Path  # of the ledger
     linger: float  # seconds for absent nodes to come back, and for newcomers
-    serves_newcomers: bool = False  # the run had finished before, and its result is of use to others
+    # the run had finished before, and its result is of use to others
+    serves_newcomers: bool = False
 
 
 class Coordination(NamedTuple):
@@ -45,13 +49,17 @@ class Coordination(NamedTuple):
     plan: Plan
     rounds: rounds.Federation
     now: float = 0.0
-    excluded: frozenset[str] = frozenset()  # no members any more, or refused: not waited for at the end
+    # no members any more, or refused: not waited for at the end
+    excluded: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()  # by the operator: they are not let in again
-    newcomers: frozenset[str] = frozenset()  # they are fetching the result without having been in the run
-    was_over: bool = False  # the broker knows of a later end than the ledger: nodes have gone that are needed
+    # they are fetching the result without having been in the run
+    newcomers: frozenset[str] = frozenset()
+    # the broker knows of a later end than the ledger: nodes have gone that are needed
+    was_over: bool = False
     opened: float = 0.0  # the open round
     joined: float = 0.0  # when a node did last
-    lingering_since: float | None = None  # when the last node left of those that still want the result
+    # when the last node left of those that still want the result
+    lingering_since: float | None = None
     is_over: bool = False  # the coordinator may go
     masking: Masking | None = None  # where contributions are masked
 
@@ -67,7 +75,9 @@ class Coordination(NamedTuple):
 
     def is_newcomer(self, node: str) -> bool:
         """Whether a node comes for the result of a run that it was not in."""
-        return self.is_finished and bool(self.plan.spec.statistics) and node not in self.rounds.members
+        return (
+            self.is_finished and bool(self.plan.spec.statistics) and node not in self.rounds.members
+        )
 
 
 # Events
@@ -150,7 +160,9 @@ class Opened(NamedTuple):
     now: float
 
 
-Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Unmasked | Opened
+Event = (
+    Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Unmasked | Opened
+)
 
 
 # Effects
@@ -185,7 +197,9 @@ class Refuse(NamedTuple):
 
 
 class Collect(NamedTuple):
-    """Validate a contribution, fetch its blob if it has one, and add it; Added follows, if it is valid."""
+    """Validate a contribution, fetch its blob if it has one, and add it; Added follows,
+    if it is valid.
+    """
 
     node: str
     message: Contribution
@@ -261,10 +275,29 @@ class Fail(NamedTuple):
 
 
 Effect = (
-    Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Drop | Abort
-    | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Close | rounds.Finish
-    | masking_rounds.Record | masking_rounds.Say | masking_rounds.Unmask
-)  # fmt: skip
+    Admit
+    | WelcomeNewcomer
+    | Reject
+    | Refuse
+    | Collect
+    | Cancel
+    | Accept
+    | RecordFinished
+    | Forget
+    | Drop
+    | Abort
+    | Publish
+    | ShowRound
+    | Show
+    | Report
+    | Fail
+    | rounds.Open
+    | rounds.Close
+    | rounds.Finish
+    | masking_rounds.Record
+    | masking_rounds.Say
+    | masking_rounds.Unmask
+)
 Step = tuple[Coordination, tuple[Effect, ...]]
 
 
@@ -275,8 +308,10 @@ def advance(state: Coordination, event: Event) -> Step:
         return state, effects
     masking, more = masking_rounds.settle(state.masking, state.rounds)
     state, told = _mask(state._replace(masking=masking), more)
-    is_tried = any(isinstance(each, masking_rounds.Unmask) for each in more)  # what comes of it is not known here
-    return state, (*effects, *told, *([] if is_tried else _tell_unread(state, masking)))
+    # what comes of it is not known here
+    is_tried = any(isinstance(each, masking_rounds.Unmask) for each in more)
+    unread = [] if is_tried else _tell_unread(state, masking)
+    return state, (*effects, *told, *unread)
 
 
 def _tell_unread(state: Coordination, masking: Masking) -> list[Effect]:
@@ -287,21 +322,22 @@ def _tell_unread(state: Coordination, masking: Masking) -> list[Effect]:
     here = state.rounds.contributed & (state.rounds.present | known)
     if len(here) < masking.threshold:
         text = (
-            f"round {masking.round} waits for {masking.threshold} of its nodes to unmask its sum, and {len(here)} are "
-            "there: nobody else can"
+            f"round {masking.round} waits for {masking.threshold} of its nodes to unmask its "
+            f"sum, and {len(here)} are there: nobody else can"
         )
         return [Report(progress.Note(text=text), ("unmasking", masking.round, len(here)))]
     if lonely := masking_rounds.find_unreadable(masking, here):
         text = (
-            f"round {masking.round} waits for nodes that hold shares of {lonely[0]}'s secrets to unmask its sum: too "
-            "few of them are there"
+            f"round {masking.round} waits for nodes that hold shares of {lonely[0]}'s secrets to "
+            "unmask its sum: too few of them are there"
         )
         return [Report(progress.Note(text=text), ("shares", masking.round, lonely[0]))]
     if len(known) < masking.threshold or masking_rounds.find_unreadable(masking, known):
         return []
     awaited = ", ".join(sorted({*masking.survivors} - known))
     text = (
-        f"round {masking.round} is not unmasked by what {len(known)} nodes have revealed: some lie; waits for {awaited}"
+        f"round {masking.round} is not unmasked by what {len(known)} nodes have revealed: some "
+        f"lie; waits for {awaited}"
     )
     return [Report(progress.Note(text=text), ("liars", masking.round))]
 
@@ -316,21 +352,33 @@ def _react(state: Coordination, event: Event) -> Step:
             return _hear(state, node, message, was_counted=was_counted)
         case Added(node, message):
             size = message.blob.size if message.blob else 0
-            counted = progress.Contribution(node=node, round=message.round, weight=message.weight, bytes=size)
-            told = (_accept(node, message), Report(counted), Show(node, "waiting", state.rounds.round))
+            counted = progress.Contribution(
+                node=node, round=message.round, weight=message.weight, bytes=size
+            )
+            told = (
+                _accept(node, message),
+                Report(counted),
+                Show(node, "waiting", state.rounds.round),
+            )
             return _then(told, _turn(state, rounds.Contributed(node)))
         case Lost(node, has_model):
             is_news = node in state.rounds.present and not has_model
-            lost = [Report(progress.NodeLost(node=node, round=state.rounds.round))] if is_news else []
+            lost = (
+                [Report(progress.NodeLost(node=node, round=state.rounds.round))] if is_news else []
+            )
             return _then(lost, _leave(state, node))
         case Acted(action):
             return (state, ()) if state.is_finished else _act(state, action)
         case Dropped(node, left):
             masking = masking_rounds.forget(state.masking, node) if state.masking else None
-            state = state._replace(excluded=state.excluded | {node}, dropped=state.dropped | {node}, masking=masking)
+            state = state._replace(
+                excluded=state.excluded | {node}, dropped=state.dropped | {node}, masking=masking
+            )
             return _then([Forget(node), Cancel(node)], _turn(state, rounds.Dropped(node, left)))
         case Excluded(node):
-            return _then([Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node))
+            return _then(
+                [Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node)
+            )
         case Unmasked(round_):
             return _turn(state, rounds.Unmasked(round_))
         case Opened(now):
@@ -342,7 +390,8 @@ def _react(state: Coordination, event: Event) -> Step:
 def _turn(state: Coordination, event: rounds.Event) -> Step:
     """Let the rounds go on."""
     federation, effects = rounds.advance(state.rounds, event)
-    state, done = state._replace(rounds=federation), list[Effect]()
+    state = state._replace(rounds=federation)
+    done = list[Effect]()
     for effect in effects:
         match effect:
             case rounds.Pause(round_):
@@ -351,7 +400,13 @@ def _turn(state: Coordination, event: rounds.Event) -> Step:
             case rounds.Resume(round_):
                 done += [_note(f"enough nodes are there again: round {round_} goes on"), Publish()]
             case rounds.Open():
-                done += [effect, *(Show(node, "training", federation.round) for node in sorted(federation.missing))]
+                done += [
+                    effect,
+                    *(
+                        Show(node, "training", federation.round)
+                        for node in sorted(federation.missing)
+                    ),
+                ]
             case _:
                 done.append(effect)
     return state, tuple(done)
@@ -372,8 +427,8 @@ def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step
             case masking_rounds.Forgotten(node):
                 round_ = state.rounds.round
                 text = (
-                    f"{node} has lost its secrets of round {round_}, which needs a quorum without it: have its state "
-                    "folder restored, or drop it"
+                    f"{node} has lost its secrets of round {round_}, which needs a quorum "
+                    "without it: have its state folder restored, or drop it"
                 )
                 done.append(Report(progress.Note(text=text), ("forgotten", node, round_)))
             case masking_rounds.Reject(error):
@@ -385,24 +440,33 @@ def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step
 
 def _unreadable(round_: int, nodes: Sequence[str]) -> EdgeNodeError:
     return EdgeNodeError(
-        f"the sum of round {round_} cannot be read: of the nodes that hold shares of {nodes[0]}'s secrets too few have "
-        "contributed",
-        "end this run with edge-node abort and begin another one with --new: of so many nodes fewer may be lost",
+        f"the sum of round {round_} cannot be read: of the nodes that hold shares of "
+        f"{nodes[0]}'s secrets too few have contributed",
+        "end this run with edge-node abort and begin another one with --new: of so many nodes "
+        "fewer may be lost",
     )
 
 
 def _warn_of_scarce(state: Coordination, classes: Sequence[int]) -> Effect:
     """End the run where these classes would be summed now; before, say that they will not be."""
-    spec, round_ = state.plan.spec, state.rounds.round
+    spec = state.plan.spec
+    round_ = state.rounds.round
     error = scarce_error([spec.classes[label] for label in classes])
     if is_statistics_round(spec, round_):
         return Fail(error)
-    return Report(progress.Note(text=f"statistics will not be summed as it is: {error.what}"), ("scarce", *classes))
+    return Report(
+        progress.Note(text=f"statistics will not be summed as it is: {error.what}"),
+        ("scarce", *classes),
+    )
 
 
 def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
-    """How contributions are aggregated, and where an earlier process of this coordinator stopped."""
-    spec, federation, notes = state.plan.spec, state.rounds, list[Effect]()
+    """How contributions are aggregated, and where an earlier process of this coordinator
+    stopped.
+    """
+    spec = state.plan.spec
+    federation = state.rounds
+    notes = list[Effect]()
     if (rule := spec.aggregation).rule in RULES:
         against = f", against {rule.liars} liar(s)" if rule.liars else ""
         notes.append(_note(f"contributions become one model by {rule.rule}, unweighted{against}"))
@@ -417,16 +481,26 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
         notes.append(ShowRound(federation.round))
         if names := ", ".join(sorted(set(damaged) - state.excluded)):
             folder = state.plan.folder / "blobs"
-            notes.append(_note(f"what {names} contributed was damaged in {folder}: it is fetched again"))
+            notes.append(
+                _note(f"what {names} contributed was damaged in {folder}: it is fetched again")
+            )
         if names := ", ".join(sorted(federation.missing - state.excluded)):
             if sum(map(federation.takes_part, federation.members)) > federation.plan.quorum:
-                notes.append(_note(f"{names}: {GRACE:.0f} s to come back, or the round may close without"))
+                notes.append(
+                    _note(f"{names}: {GRACE:.0f} s to come back, or the round may close without")
+                )
             else:
-                text = f"waiting for {names} to come back: round {federation.round} needs all of its nodes"
+                text = (
+                    f"waiting for {names} to come back: round {federation.round} needs all of "
+                    "its nodes"
+                )
                 notes.append(_note(text))
     if state.excluded:
-        names, quorum = ", ".join(sorted(state.excluded)), federation.plan.quorum
-        notes.append(_note(f"no member any more: {names}; the others go on, {quorum} close a round"))
+        names = ", ".join(sorted(state.excluded))
+        quorum = federation.plan.quorum
+        notes.append(
+            _note(f"no member any more: {names}; the others go on, {quorum} close a round")
+        )
     return notes
 
 
@@ -434,13 +508,23 @@ def _act(state: Coordination, action: Action) -> Step:
     """Do what the operator wants."""
     match action:
         case Action(what="pause" | "resume" as what, by=by):
-            words = ("paused", "no round opens or closes") if what == "pause" else ("resumed", "the rounds go on")
+            words = (
+                ("paused", "no round opens or closes")
+                if what == "pause"
+                else ("resumed", "the rounds go on")
+            )
             note = _note(f"{by} has {words[0]} the federation: {words[1]}")
-            step = _turn(state, rounds.Held() if what == "pause" else rounds.Released())
+            event = rounds.Held() if what == "pause" else rounds.Released()
+            step = _turn(state, event)
             return _then([note], (step[0], (*step[1], Publish())))
         case Action(what="drop", by=by, node=str(node)):
             why = f"{by} has dropped it from this run"
-            error = PeerError(node, why, state.rounds.round, "ask the federation's operator; another run may take it")
+            error = PeerError(
+                node,
+                why,
+                state.rounds.round,
+                "ask the federation's operator; another run may take it",
+            )
             return state, (Drop(node, error),)
         case Action(by=by, reason=reason):
             ended = EdgeNodeError(f"{by} has aborted the run", "begin another one with --new")
@@ -451,14 +535,21 @@ def _act(state: Coordination, action: Action) -> Step:
 
 
 def _tick(state: Coordination, tick: Tick) -> Step:
-    state, spec, effects = state._replace(now=tick.now), state.plan.spec, list[Effect]()
+    spec = state.plan.spec
+    state = state._replace(now=tick.now)
+    effects = list[Effect]()
     if state.was_over:
         state, failed = _await_return(state, tick.heard)
         effects += failed
-    age, federation = tick.now - state.opened, state.rounds
+    age = tick.now - state.opened
+    federation = state.rounds
     due = list[rounds.Event]()
     if federation.status is rounds.Status.OPEN:
-        due += [rounds.Expired(federation.round)] if 0 < spec.deadline <= age and not federation.expired else []
+        due += (
+            [rounds.Expired(federation.round)]
+            if 0 < spec.deadline <= age and not federation.expired
+            else []
+        )
     for event in due:
         state, more = _turn(state, event)
         effects += more
@@ -469,18 +560,22 @@ def _tick(state: Coordination, tick: Tick) -> Step:
 
 
 def _await_return(state: Coordination, heard: Collection[str]) -> Step:
-    """End with an error if this run has finished before, and nodes whose part is lacking do not come back."""
-    federation, plan = state.rounds, state.plan
+    """End with an error if this run has finished before,
+    and nodes whose part is lacking do not come back.
+    """
+    federation = state.rounds
+    plan = state.plan
     gone = federation.members - federation.contributed - set(heard)
     if len(federation.members - gone) >= federation.plan.quorum:
         return state._replace(was_over=False), ()
     if state.now - state.joined < plan.linger:
         return state, ()
     error = EdgeNodeError(
-        f"this run had finished, {plan.folder} is in round {federation.round}: it is an older copy, and "
-        f"{', '.join(sorted(gone))} did not come back within {plan.linger:g} s",
-        "put the newer folder back; or start this again, which then waits for them, and have each join again "
-        "with its own --state: they go back to this round. For another run: edge-node abort, then --new",
+        f"this run had finished, {plan.folder} is in round {federation.round}: it is an older "
+        f"copy, and {', '.join(sorted(gone))} did not come back within {plan.linger:g} s",
+        "put the newer folder back; or start this again, which then waits for them, and have "
+        "each join again with its own --state: they go back to this round. For another run: "
+        "edge-node abort, then --new",
     )
     return state, (Fail(error),)
 
@@ -495,8 +590,12 @@ def _linger(state: Coordination, finished: Collection[str]) -> Step:
         return state._replace(is_over=True), ()
     told = list[Effect]()
     if state.lingering_since is None:
-        state, names = state._replace(lingering_since=state.now), ", ".join(sorted(waiting)) or "newcomers"
-        text = f"waiting {plan.linger:g} s for {names} to fetch the result; started again, it is served later"
+        state = state._replace(lingering_since=state.now)
+        names = ", ".join(sorted(waiting)) or "newcomers"
+        text = (
+            f"waiting {plan.linger:g} s for {names} to fetch the result; started again, it is "
+            "served later"
+        )
         told = [Report(progress.Note(text=text), ("lingering", names))]
     is_over = state.lingering_since is not None and state.now - state.lingering_since >= plan.linger
     return state._replace(is_over=is_over), tuple(told)
@@ -506,25 +605,36 @@ def _linger(state: Coordination, finished: Collection[str]) -> Step:
 
 
 def _admit(state: Coordination, event: Admitted) -> Step:
-    node, hello, federation = event.node, event.hello, state.rounds
+    node = event.node
+    hello = event.hello
+    federation = state.rounds
     if state.is_newcomer(node):
         text = f"{node} was not in this run, and takes its result"
         noted = Report(progress.Note(text=text), ("newcomer", node))
-        return state._replace(newcomers=state.newcomers | {node}), (noted, WelcomeNewcomer(node, hello))
+        return state._replace(newcomers=state.newcomers | {node}), (
+            noted,
+            WelcomeNewcomer(node, hello),
+        )
     if state.is_finished and event.is_in_totals and hello.round < state.plan.spec.rounds:
-        # Its folder is another one, or an older copy; one that only lacks its identity knows its sums.
+        # Its folder is another one, or an older copy; one that only lacks its identity knows its
+        # sums.
         refusal = Refusal(
             session=hello.session,
             reason=f"the totals hold statistics of {node!r} that its state folder does not know",
-            remedy="join with the newest folder (--state), or ask for a new run: these images would count twice",
+            remedy=(
+                "join with the newest folder (--state), or ask for a new run: these images would "
+                "count twice"
+            ),
         )
         return state, (Reject(node, refusal),)
     if node in state.dropped:
-        reason, remedy = "the operator has dropped it from this run", "ask the operator; another run may take it"
+        reason = "the operator has dropped it from this run"
+        remedy = "ask the operator; another run may take it"
         return state, (Reject(node, Refusal(session=hello.session, reason=reason, remedy=remedy)),)
     is_new = node not in federation.present or event.session is None
     state = state._replace(excluded=state.excluded - {node})
-    notes = _note_older_copy(state, event) if hello.session != event.session else []  # else it is said again
+    # else it is said again
+    notes = _note_older_copy(state, event) if hello.session != event.session else []
     admitted = [*notes, Admit(node, hello, event.contributed)]
     if not is_new:
         return state, tuple(admitted)
@@ -535,25 +645,33 @@ def _admit(state: Coordination, event: Admitted) -> Step:
 
 
 def _note_older_copy(state: Coordination, event: Admitted) -> list[Effect]:
-    """Report once that a node's state folder, or ours, is behind what the other one has seen of it."""
-    node, theirs, here, notes = event.node, event.hello.round, state.rounds.round, list[Effect]()
+    """Report once that a node's state folder, or ours,
+    is behind what the other one has seen of it.
+    """
+    node = event.node
+    theirs = event.hello.round
+    here = state.rounds.round
+    notes = list[Effect]()
     if theirs > here:
         text = (
-            f"{node} has been in round {theirs}, and {state.plan.folder} is in round {here}: it is an older copy, and "
-            "the nodes go back with it; put the newer folder back if that is not intended"
+            f"{node} has been in round {theirs}, and {state.plan.folder} is in round {here}: it "
+            "is an older copy, and the nodes go back with it; put the newer folder back if that "
+            "is not intended"
         )
         notes.append(Report(progress.Note(text=text), ("ahead", here)))
     if 0 < theirs < event.contributed:
         text = (
-            f"{node} has contributed to round {event.contributed}, and its state folder knows of round {theirs}: it is "
-            "an older copy, from which the node goes on"
+            f"{node} has contributed to round {event.contributed}, and its state folder knows of "
+            f"round {theirs}: it is an older copy, from which the node goes on"
         )
         notes.append(Report(progress.Note(text=text), ("behind", node, theirs)))
     return notes
 
 
 def _leave(state: Coordination, node: str) -> Step:
-    return _then([Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), rounds.Left(node)))
+    return _then(
+        [Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), rounds.Left(node))
+    )
 
 
 def _hear(
@@ -568,18 +686,24 @@ def _hear(
             if state.masking is None or node not in state.rounds.members:
                 return state, ()
             if message.keys and not _can_have(state.plan.spec, message.keys.classes):
-                wrong = PeerError(node, "it tells classes that this federation does not have or sum", message.round)
+                wrong = PeerError(
+                    node,
+                    "it tells classes that this federation does not have or sum",
+                    message.round,
+                )
                 return state, (Refuse(wrong),)
             masking, effects = masking_rounds.hear(state.masking, node, message)
             return _mask(state._replace(masking=masking), effects)
         case Finished():
             is_recorded = state.is_finished and node in state.rounds.members
             state = state._replace(newcomers=state.newcomers - {node})
-            return state, (RecordFinished(node),) if is_recorded else ()
+            record_finished = (RecordFinished(node),) if is_recorded else ()
+            return state, record_finished
         case Telemetry(round=round_):
             measured = progress.Measured(node=node, round=round_, metrics=message.metrics)
             is_known = round_ <= state.rounds.round
-            return state, (Report(measured, ("telemetry", node, round_)),) if is_known else ()
+            report = (Report(measured, ("telemetry", node, round_)),) if is_known else ()
+            return state, report
         case Contribution():
             return state, _judge(state, node, message, was_counted=was_counted)
 
@@ -589,7 +713,9 @@ def _can_have(spec: Spec, classes: Collection[int]) -> bool:
     return not classes or (bool(spec.statistics) and max(classes) < len(spec.classes))
 
 
-def _judge(state: Coordination, node: str, message: Contribution, *, was_counted: bool) -> tuple[Effect, ...]:
+def _judge(
+    state: Coordination, node: str, message: Contribution, *, was_counted: bool
+) -> tuple[Effect, ...]:
     """What is done with a contribution."""
     match state.rounds.admission(node, round_ := message.round):
         case rounds.Admission.COUNTED:
@@ -598,7 +724,9 @@ def _judge(state: Coordination, node: str, message: Contribution, *, was_counted
             return (_accept(node, message),)
         case rounds.Admission.LATE:
             late = Report(progress.Late(node=node, round=round_), ("late", node, round_))
-            return late, _accept(node, message, f"round {round_} was closed before this contribution came")
+            return late, _accept(
+                node, message, f"round {round_} was closed before this contribution came"
+            )
         case rounds.Admission.EARLY if message.server not in ("", state.plan.session):
             return ()  # sent before the node knew that this process goes on from an older copy
         case rounds.Admission.EARLY:
@@ -612,7 +740,11 @@ def _judge(state: Coordination, node: str, message: Contribution, *, was_counted
 def _accept(node: str, message: Contribution, not_counted: str = "") -> Accept:
     """Tell a node that it need not send this contribution again, and why it was not counted."""
     accepted = Accepted(
-        session=message.session, run=message.run, round=message.round, counted=not not_counted, reason=not_counted
+        session=message.session,
+        run=message.run,
+        round=message.round,
+        counted=not not_counted,
+        reason=not_counted,
     )
     return Accept(node, accepted)
 

@@ -1,6 +1,8 @@
-"""Journal of a coordinator: the facts of its runs in SQLite, beside tensors in content-addressed files.
+"""Journal of a coordinator: the facts of its runs in SQLite,
+beside tensors in content-addressed files.
 
-Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `ledger`, only those of the open round.
+Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `ledger`, only those
+of the open round.
 """
 
 import sqlite3
@@ -20,28 +22,44 @@ from broker_config.protocol.retired_fields import REMEDY
 from broker_config.storage.database import Database, Statement, reading
 from trainer.federation.server.record_facts import Fact, facts_of_run
 
-TRANSITIONS = ("begun", "resumed", "admitted", "opened", "masked", "contributed", "concluded", "finished", "aborted")
+TRANSITIONS = (
+    "begun",
+    "resumed",
+    "admitted",
+    "opened",
+    "masked",
+    "contributed",
+    "concluded",
+    "finished",
+    "aborted",
+)
 """The kinds of fact, in the order in which they first occur in a run."""
 
 _TABLES = """
 CREATE TABLE runs (
-    run TEXT PRIMARY KEY, spec BLOB NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, begun TEXT NOT NULL,
+    run TEXT PRIMARY KEY, spec BLOB NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, \
+begun TEXT NOT NULL,
     ended TEXT, outcome TEXT, result TEXT, result_size INTEGER);
 CREATE TABLE members (
-    run TEXT NOT NULL, node TEXT NOT NULL, identity TEXT NOT NULL, finished INTEGER NOT NULL DEFAULT 0,
+    run TEXT NOT NULL, node TEXT NOT NULL, identity TEXT NOT NULL, \
+finished INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run, node));
 CREATE TABLE rounds (
-    run TEXT NOT NULL, round INTEGER NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, drawn BLOB NOT NULL,
+    run TEXT NOT NULL, round INTEGER NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, \
+drawn BLOB NOT NULL,
     opened TEXT NOT NULL, closed TEXT, PRIMARY KEY (run, round));
 CREATE TABLE contributions (
-    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, digest TEXT,
+    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, \
+digest TEXT,
     bytes INTEGER NOT NULL, PRIMARY KEY (run, round, node));
 """
 _MORE_TABLES = """
-CREATE TABLE IF NOT EXISTS masks (run TEXT PRIMARY KEY, round INTEGER NOT NULL, facts BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS masks (run TEXT PRIMARY KEY, round INTEGER NOT NULL, \
+facts BLOB NOT NULL);
 """
 _LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
-_CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND closed IS NULL"  # the open one, if there is one
+# the open one, if there is one
+_CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND closed IS NULL"
 Outcome = Literal["finished", "aborted"]
 
 
@@ -113,9 +131,15 @@ class ClosedRound(msgspec.Struct, frozen=True):
 
 
 class Journal(Database):
-    """Facts; each is one transaction, on disk when its method returns. EdgeNodeError if the disk fails."""
+    """Facts; each is one transaction, on disk when its method returns.
 
-    FILE, VERSION, TABLES, MORE_TABLES = "journal.sqlite", 3, _TABLES, _MORE_TABLES
+    EdgeNodeError if the disk fails.
+    """
+
+    FILE = "journal.sqlite"
+    VERSION = 3
+    TABLES = _TABLES
+    MORE_TABLES = _MORE_TABLES
 
     def begin(self, spec: Spec, broadcast: Blob) -> None:
         """Record a new run, which starts from this broadcast."""
@@ -132,7 +156,10 @@ class Journal(Database):
         self._commit(
             "resumed",
             *(
-                ("DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node))
+                (
+                    "DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?",
+                    (run, round_, node),
+                )
                 for node in sorted(dropped)
             ),
         )
@@ -140,7 +167,11 @@ class Journal(Database):
     def admit(self, run: str, node: str, identity: str) -> None:
         """Record a node that is admitted, or has a new state folder."""
         self._commit(
-            "admitted", ("INSERT OR REPLACE INTO members (run, node, identity) VALUES (?, ?, ?)", (run, node, identity))
+            "admitted",
+            (
+                "INSERT OR REPLACE INTO members (run, node, identity) VALUES (?, ?, ?)",
+                (run, node, identity),
+            ),
         )
 
     def open_round(self, run: str, round_: int, broadcast: Blob, drawn: Collection[str]) -> None:
@@ -150,34 +181,52 @@ class Journal(Database):
             "opened",
             (_CLOSE, (now, run)),
             (
-                "INSERT INTO rounds (run, round, digest, size, drawn, opened) VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    "INSERT INTO rounds (run, round, digest, size, drawn, opened) "
+                    "VALUES (?, ?, ?, ?, ?, ?)"
+                ),
                 (run, round_, *broadcast, msgspec.json.encode(sorted(drawn)), now),
             ),
         )
 
-    def record_masks(self, run: str, round_: int, facts: bytes, drawn: Collection[str] = ()) -> None:
-        """Record how far the masks of the open round are; if it is given, who takes part in it from now on."""
+    def record_masks(
+        self, run: str, round_: int, facts: bytes, drawn: Collection[str] = ()
+    ) -> None:
+        """Record how far the masks of the open round are; if it is given,
+        who takes part in it from now on.
+        """
         narrow: Statement = (
-            "UPDATE rounds SET drawn = ? WHERE run = ? AND round = ?", (msgspec.json.encode(sorted(drawn)), run, round_)
-        )  # fmt: skip
+            "UPDATE rounds SET drawn = ? WHERE run = ? AND round = ?",
+            (msgspec.json.encode(sorted(drawn)), run, round_),
+        )
+        narrowing = [narrow] if drawn else []
         self._commit(
             "masked",
             ("INSERT OR REPLACE INTO masks VALUES (?, ?, ?)", (run, round_, facts)),
-            *([narrow] if drawn else []),
+            *narrowing,
         )
 
     def masks(self, run: str, round_: int) -> bytes | None:
         """How far the masks of a round are; None if nothing is recorded."""
         with self._errors():
-            row = self._db.execute("SELECT facts FROM masks WHERE run = ? AND round = ?", (run, round_)).fetchone()
+            row = self._db.execute(
+                "SELECT facts FROM masks WHERE run = ? AND round = ?", (run, round_)
+            ).fetchone()
         return row[0] if row else None
 
-    def add_contribution(self, run: str, round_: int, node: str, weight: float, blob: Blob | None) -> None:
-        """Record a contribution that is in the store, its weight, and how many bytes of it have come."""
+    def add_contribution(
+        self, run: str, round_: int, node: str, weight: float, blob: Blob | None
+    ) -> None:
+        """Record a contribution that is in the store, its weight,
+        and how many bytes of it have come.
+        """
         digest, size = blob or (None, 0)
         self._commit(
             "contributed",
-            ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),
+            (
+                "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)",
+                (run, round_, node, weight, digest, size),
+            ),
         )
 
     def conclude(self, run: str, result: Blob) -> None:
@@ -187,7 +236,10 @@ class Journal(Database):
             "concluded",
             (_CLOSE, (now, run)),
             (
-                "UPDATE runs SET ended = ?, outcome = 'finished', result = ?, result_size = ? WHERE run = ?",
+                (
+                    "UPDATE runs SET ended = ?, outcome = 'finished', result = ?, result_size = "
+                    "? WHERE run = ?"
+                ),
                 (now, *result, run),
             ),
             ("DELETE FROM masks WHERE run = ?", (run,)),
@@ -195,17 +247,23 @@ class Journal(Database):
 
     def finish_node(self, run: str, node: str) -> None:
         """Record that a node has its personal model."""
-        self._commit("finished", ("UPDATE members SET finished = 1 WHERE run = ? AND node = ?", (run, node)))
+        self._commit(
+            "finished", ("UPDATE members SET finished = 1 WHERE run = ? AND node = ?", (run, node))
+        )
 
     def abort(self, run: str) -> None:
         """Record that the operator has ended the run early."""
-        self._commit("aborted", ("UPDATE runs SET ended = ?, outcome = 'aborted' WHERE run = ?", (_now(), run)))
+        self._commit(
+            "aborted",
+            ("UPDATE runs SET ended = ?, outcome = 'aborted' WHERE run = ?", (_now(), run)),
+        )
 
     def has_contributed(self, run: str, round_: int, node: str) -> bool:
         """Whether a contribution of this node to this round is recorded."""
         with self._errors():
             found = self._db.execute(
-                "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
+                "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?",
+                (run, round_, node),
             ).fetchone()
         return found is not None
 
@@ -221,7 +279,9 @@ class Journal(Database):
         """The contributions of each node to a run, in total."""
         with self._errors():
             rows = self._db.execute(
-                "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
+                "SELECT node, max(round), weight, sum(bytes) FROM contributions "
+                "WHERE run = ? GROUP BY node",
+                (run,),
             )  # beside max(), SQLite takes the other columns from the row that has it
             return [ContributionTotal(*row) for row in rows]
 
@@ -231,7 +291,9 @@ class Journal(Database):
             return list(_facts(self._db))
 
     def facts_since(self, run: str, round_: int) -> list[Fact]:
-        """What is settled of a run from the end of a round on; of round 0, that it has begun, too."""
+        """What is settled of a run from the end of a round on; of round 0,
+        that it has begun, too.
+        """
         with self._errors():
             return list(facts_of_run(self._db, run, round_))
 
@@ -247,7 +309,10 @@ class Journal(Database):
 
 
 def has_run(folder: Path) -> bool:
-    """Whether a run was begun in a coordinator's state folder. EdgeNodeError if that cannot be read."""
+    """Whether a run was begun in a coordinator's state folder.
+
+    EdgeNodeError if that cannot be read.
+    """
     path = folder / Journal.FILE
     if not path.exists() or not path.stat().st_size:
         return False
@@ -265,7 +330,10 @@ def newest_run(folder: Path) -> Run:
     with _reading(folder) as database:
         found = _latest(database)
     if found is None:
-        raise UsageError(f"the journal in {folder} holds no run", "start edge-node coordinate with this --state folder")
+        raise UsageError(
+            f"the journal in {folder} holds no run",
+            "start edge-node coordinate with this --state folder",
+        )
     return found
 
 
@@ -278,9 +346,9 @@ def history(folder: Path) -> list[ClosedRound]:
     """
     with _reading(folder) as database:
         rows = database.execute(
-            "SELECT run, round, opened, closed, node, weight, bytes FROM contributions JOIN rounds USING (run, round)"
-            " WHERE closed IS NOT NULL AND run = (SELECT run FROM runs ORDER BY rowid DESC LIMIT 1)"
-            " ORDER BY round, node"
+            "SELECT run, round, opened, closed, node, weight, bytes FROM contributions "
+            "JOIN rounds USING (run, round) WHERE closed IS NOT NULL AND run = (SELECT run "
+            "FROM runs ORDER BY rowid DESC LIMIT 1) ORDER BY round, node"
         )
         closed_rounds: dict[int, ClosedRound] = {}
         for run, round_, opened, closed, node, weight, size in rows:
@@ -292,7 +360,8 @@ def history(folder: Path) -> list[ClosedRound]:
 
 
 def runs(folder: Path) -> list[RunRecord]:
-    """All runs in a coordinator's state folder, the newest last; the journal as a whole is not verified.
+    """All runs in a coordinator's state folder, the newest last;
+    the journal as a whole is not verified.
 
     Raises: as `history`.
     """
@@ -308,21 +377,29 @@ def runs(folder: Path) -> list[RunRecord]:
 
 
 def rounds_since(folder: Path, run: str, first: int) -> list[RoundRecord]:
-    """The rounds of a run from `first` on, in order; the journal as a whole is not verified. Raises: as `history`."""
+    """The rounds of a run from `first` on, in order; the journal as a whole is not verified.
+
+    Raises: as `history`.
+    """
     with _reading(folder, verify=False) as database:
         rows = database.execute(
-            "SELECT round, opened, closed FROM rounds WHERE run = ? AND round >= ? ORDER BY round", (run, first)
+            "SELECT round, opened, closed FROM rounds WHERE run = ? AND round >= ? ORDER BY round",
+            (run, first),
         )
         found = {round_: RoundRecord(round_, opened, closed, {}) for round_, opened, closed in rows}
         for round_, node, weight, size in database.execute(
-            "SELECT round, node, weight, bytes FROM contributions WHERE run = ? AND round >= ?", (run, first)
+            "SELECT round, node, weight, bytes FROM contributions WHERE run = ? AND round >= ?",
+            (run, first),
         ):
             found[round_].contributions[node] = weight, size
     return list(found.values())
 
 
 def settled(folder: Path) -> list[Fact]:
-    """All that is settled of all runs in a coordinator's state folder, in order. Raises: as `history`."""
+    """All that is settled of all runs in a coordinator's state folder, in order.
+
+    Raises: as `history`.
+    """
     with _reading(folder) as database:
         return list(_facts(database))
 
@@ -337,23 +414,31 @@ def _reading(folder: Path, *, verify: bool = True) -> AbstractContextManager[sql
 
 
 def _latest(database: sqlite3.Connection) -> Run | None:
-    row = database.execute(_LATEST.format("run, spec, digest, size, outcome, result, result_size")).fetchone()
+    row = database.execute(
+        _LATEST.format("run, spec, digest, size, outcome, result, result_size")
+    ).fetchone()
     if row is None:
         return None
     run, encoded, digest, size, outcome, result, result_size = row
     spec = _decode_spec(run, encoded)
     opened = database.execute(
-        "SELECT round, digest, size, drawn FROM rounds WHERE run = ? ORDER BY round DESC LIMIT 1", (run,)
+        "SELECT round, digest, size, drawn FROM rounds WHERE run = ? ORDER BY round DESC LIMIT 1",
+        (run,),
     ).fetchone()
-    round_, drawn = 0, b"[]"
+    round_ = 0
+    drawn = b"[]"
     if result is not None:
-        round_, digest, size = spec.rounds + 1, result, result_size
+        round_ = spec.rounds + 1
+        digest = result
+        size = result_size
     elif opened is not None:
         round_, digest, size, drawn = opened
     contributions = database.execute(
         "SELECT node, weight, digest FROM contributions WHERE run = ? AND round = ?", (run, round_)
     )
-    members = database.execute("SELECT node, identity, finished FROM members WHERE run = ?", (run,)).fetchall()
+    members = database.execute(
+        "SELECT node, identity, finished FROM members WHERE run = ?", (run,)
+    ).fetchall()
     return Run(
         spec,
         outcome,

@@ -1,8 +1,10 @@
-"""Durable state of a coordinator: facts in the journal, tensors in the store, contributions to the open round.
+"""Durable state of a coordinator: facts in the journal, tensors in the store,
+contributions to the open round.
 
-Tensors kept: the broadcast that the open round started from, and the contributions to it, in full (so that the sums can
-be computed again after a restart, and rules other than the mean can read them when the round closes). The next
-broadcast replaces them all, and what a kill has left behind. A broadcast's delta lasts as long as the process.
+Tensors kept: the broadcast that the open round started from, and the contributions to it, in full
+(so that the sums can be computed again after a restart, and rules other than the mean can read them
+when the round closes). The next broadcast replaces them all, and what a kill has left behind. A
+broadcast's delta lasts as long as the process.
 """
 
 import hashlib
@@ -52,7 +54,9 @@ _RESULT = "global.safetensors"
 
 
 class Ledger:
-    """One run of a federation on the coordinator's disk. All methods return after their effect is safe.
+    """One run of a federation on the coordinator's disk.
+
+    All methods return after their effect is safe.
 
     Use as a context; in it, the state folder is this process's alone.
 
@@ -87,11 +91,12 @@ class Ledger:
             self.head = head
 
     def begin_or_continue(self, spec: Spec, broadcast: Arrays, *, new: bool) -> None:
-        """Continue the newest run if it has these settings; begin one if there is none, or a `new` one is wanted.
+        """Continue the newest run if it has these settings; begin one if there is none,
+        or a `new` one is wanted.
 
         Raises:
-            UsageError: there is a run of other settings or one that was aborted, `new` would throw rounds away,
-                or there are tensors of a run that the journal does not know.
+            UsageError: there is a run of other settings or one that was aborted, `new` would throw
+                rounds away, or there are tensors of a run that the journal does not know.
         """
         run = self.run
         if run is None and not new:
@@ -105,10 +110,14 @@ class Ledger:
                 "leave out --new to go on with it, or end it first with edge-node abort",
             )
         if run.outcome == "aborted":
-            raise UsageError(f"the run in {self.folder} was aborted", "begin another one with --new")
+            raise UsageError(
+                f"the run in {self.folder} was aborted", "begin another one with --new"
+            )
         if differ := ", ".join(_differences(run.spec, spec)):
             other = (
-                "choose another --state folder" if _has_begun(run) else "pass --new or choose another --state folder"
+                "choose another --state folder"
+                if _has_begun(run)
+                else "pass --new or choose another --state folder"
             )
             raise UsageError(
                 f"the run in {self.folder} was begun with other settings: {differ}",
@@ -117,7 +126,10 @@ class Ledger:
         self._restore(run.broadcast.digest, lambda: encode_tensors(broadcast))
 
     def _begin(self, spec: Spec, broadcast: Arrays) -> None:
-        """A new run; the one before is history. After a kill in between, the same settings make the same tensors."""
+        """A new run; the one before is history.
+
+        After a kill in between, the same settings make the same tensors.
+        """
         data = encode_tensors(broadcast)
         self._journal.begin(spec, Blob(hashlib.sha256(data).hexdigest(), len(data)))
         self.store.put(data)
@@ -126,15 +138,19 @@ class Ledger:
 
     def _restore(self, digest: str, make: Callable[[], bytes]) -> None:
         """Write a blob that is missing or was changed again, if `make` makes it."""
-        if not self.store.is_intact(digest) and hashlib.sha256(data := make()).hexdigest() == digest:
+        if (
+            not self.store.is_intact(digest)
+            and hashlib.sha256(data := make()).hexdigest() == digest
+        ):
             self.store.put(data)
 
     def resume(self, gone: Collection[str] = (), *, purge: bool = True) -> rounds.Federation:
         """Go on with the newest run. Returns where it stands.
 
-        Nodes that are `gone` for good have no part in it any more: what they contributed to the open round does not
-        count, and a quorum need not be larger than what is left. Contributions whose tensors are missing or were
-        changed are dropped, too: their nodes, the `damaged`, offer them again. `purge` deletes all other tensors.
+        Nodes that are `gone` for good have no part in it any more: what they contributed to the
+        open round does not count, and a quorum need not be larger than what is left. Contributions
+        whose tensors are missing or were changed are dropped, too: their nodes, the `damaged`,
+        offer them again. `purge` deletes all other tensors.
 
         Raises:
             UsageError: too few nodes are left.
@@ -142,27 +158,34 @@ class Ledger:
         """
         run = self.run
         assert run is not None
-        self.damaged = frozenset(each.node for each in run.contributions if not self._is_intact(each))
-        contributions = [each for each in run.contributions if each.node not in {*gone, *self.damaged}]
+        self.damaged = frozenset(
+            each.node for each in run.contributions if not self._is_intact(each)
+        )
+        contributions = [
+            each for each in run.contributions if each.node not in {*gone, *self.damaged}
+        ]
         plan = plan_of(run.spec, len(gone))
         self.spec = spec = run.spec
         self.broadcast_blob = run.broadcast
-        self.identities, self.finished = dict(run.members), set(run.finished)
+        self.identities = dict(run.members)
+        self.finished = set(run.finished)
         self._method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
-        self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
+        self._gone = {*gone}
+        self._drawn = {*run.drawn} - {*gone}
         if (result := self.folder / _RESULT).is_file():
             self._restore(run.broadcast.digest, result.read_bytes)
         self._verify(
             run.broadcast.digest,
-            f"restore the folder {self.folder} from a copy, or end the run with edge-node abort and begin another "
-            "with --new",
+            f"restore the folder {self.folder} from a copy, or end the run with edge-node abort "
+            "and begin another with --new",
         )
         if purge:
             kept = {run.broadcast.digest, *(each.digest for each in contributions if each.digest)}
             self.store.purge(kept, arriving=True)
         expected = broadcast_tensors(spec, run.round)
         self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
-        self.delta: tuple[str, Blob] | None = None  # what the broadcast is made of: the digest of its base, a blob
+        # what the broadcast is made of: the digest of its base, a blob
+        self.delta: tuple[str, Blob] | None = None
         if run.round <= 1 and spec.codec != "none":
             self.delta = NO_BASE, Blob(*self.store.put(encode_start(spec, self.broadcast)))
         self._collect(min(run.round, spec.rounds))
@@ -171,12 +194,18 @@ class Ledger:
             self._contributions.add(each.node, self._source(each.digest), each.weight)
         self._journal.resume(spec.run, run.round, {*gone, *self.damaged})
         members = run.members.keys() - self._gone
-        return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors)
+        return rounds.restore(
+            plan, run.round, members, self._drawn, self._contributions.contributors
+        )
 
     def drop(self, node: str) -> rounds.Federation:
-        """A node has no part in the run any more, as if it were `gone` when the run is resumed. Raises: as `resume`."""
+        """A node has no part in the run any more, as if it were `gone` when the run is resumed.
+
+        Raises: as `resume`.
+        """
         self.run = self._journal.latest()
-        return self.resume({*self._gone, node}, purge=False)  # what has arrived may have yet to be added
+        # what has arrived may have yet to be added
+        return self.resume({*self._gone, node}, purge=False)
 
     def admit(self, node: str, identity: str) -> None:
         """A node holds a place, under this identity."""
@@ -186,32 +215,54 @@ class Ledger:
             self.finished.discard(node)
 
     def validate(self, node: str, message: Contribution) -> None:
-        """Validate a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
-        blob, spec, expected = message.blob, self.spec, self._expected()
+        """Validate a contribution before its blob is fetched.
+
+        PeerError if it cannot be this node's to its round.
+        """
+        blob = message.blob
+        spec = self.spec
+        expected = self._expected()
         try:
             self._contributions.weigh(message.weight)
         except ValueError as error:
             raise PeerError(node, str(error), message.round) from error
         if (blob is None) != (not expected):
-            raise PeerError(node, "its contribution carries the wrong number of blobs", message.round)
+            raise PeerError(
+                node, "its contribution carries the wrong number of blobs", message.round
+            )
         if blob is None:
             return
-        if (blob.federation, blob.run, blob.round, blob.node) != (spec.federation, spec.run, message.round, node):
-            raise PeerError(node, "its manifest belongs to another federation, run, round or node", message.round)
+        if (blob.federation, blob.run, blob.round, blob.node) != (
+            spec.federation,
+            spec.run,
+            message.round,
+            node,
+        ):
+            raise PeerError(
+                node,
+                "its manifest belongs to another federation, run, round or node",
+                message.round,
+            )
         largest = encoded_size if self.spec.codec == "none" else largest_coded
         if blob.size > (most := largest(expected)):
-            raise PeerError(node, f"its manifest promises {blob.size} bytes; {most} are the most", message.round)
+            raise PeerError(
+                node, f"its manifest promises {blob.size} bytes; {most} are the most", message.round
+            )
         statistics = is_statistics_round(spec, message.round)
         if statistics and message.basis != basis(spec, self.broadcast_blob.digest):
             raise PeerError(
                 node,
                 "its statistics were computed with another encoder or preprocessing",
                 message.round,
-                "install the coordinator's version of edge-node, remove the node's state folder, and join again",
+                "install the coordinator's version of edge-node, remove the node's state folder, "
+                "and join again",
             )
 
     def add_contribution(self, node: str, message: Contribution) -> None:
-        """Take in a checked contribution whose blob is in the store. PeerError if that does not fit."""
+        """Take in a checked contribution whose blob is in the store.
+
+        PeerError if that does not fit.
+        """
         blob = message.blob
         with ExitStack() as reading:
             try:
@@ -236,9 +287,10 @@ class Ledger:
         facts = self._mask_facts(self.spec.run, self._round)
         if facts.survivors and {*facts.survivors} != self._contributions.contributors:
             raise EdgeNodeError(
-                f"contributions to round {self._round} are missing in {self.folder}, and its nodes were told that they "
-                "are in the sum: it cannot be unmasked",
-                "restore the folder from a copy, or end the run with edge-node abort and begin another one with --new",
+                f"contributions to round {self._round} are missing in {self.folder}, and its "
+                "nodes were told that they are in the sum: it cannot be unmasked",
+                "restore the folder from a copy, or end the run with edge-node abort and begin "
+                "another one with --new",
             )
         return masking_rounds.restore(
             self.spec.run, self.spec.mask_threshold, self.spec.mask_neighbours, self._round, facts
@@ -255,7 +307,9 @@ class Ledger:
         return frozenset(self._mask_facts(self.run.spec.run, self.run.round).survivors)
 
     def record_masks(self, facts: Facts, drawn: Collection[str]) -> None:
-        """How far the masks of the open round are; if it is given, who takes part in it from now on."""
+        """How far the masks of the open round are; if it is given,
+        who takes part in it from now on.
+        """
         self._journal.record_masks(self.spec.run, self._round, msgspec.json.encode(facts), drawn)
         if drawn:
             self._drawn = {*drawn}
@@ -267,7 +321,9 @@ class Ledger:
             EdgeNodeError: all is revealed, and it does not.
         """
         assert isinstance(self._contributions, MaskedContributions)
-        masks = masks_in_sum(masking, Scope(self.spec.federation, self.spec.run, self._round), self._mask_secrets)
+        masks = masks_in_sum(
+            masking, Scope(self.spec.federation, self.spec.run, self._round), self._mask_secrets
+        )
         if masks is not None:
             self._contributions.unmask(masks)
         return masks is not None
@@ -277,14 +333,18 @@ class Ledger:
 
         So that a restart needs no other broadcast, and a rule can read it slice by slice.
         """
-        if self.spec.codec == "none" or not is_coded(self.store.read(digest, 0, len(COMPRESSED_MARK))):
+        if self.spec.codec == "none" or not is_coded(
+            self.store.read(digest, 0, len(COMPRESSED_MARK))
+        ):
             return digest
         coded = self.store.path(digest).read_bytes()
         tensors = decode_contribution(self.spec, round_, coded, self.broadcast)
         return self.store.put(encode_tensors(tensors))[0]
 
     def write_broadcast_again(self) -> Path:
-        """Replace the open round's broadcast, which was changed on the disk, by that in memory; return its path."""
+        """Replace the open round's broadcast, which was changed on the disk,
+        by that in memory; return its path.
+        """
         return self.store.path(self.store.put(encode_tensors(self.broadcast))[0])
 
     def discard(self, digest: str) -> None:
@@ -307,10 +367,13 @@ class Ledger:
     @property
     def absent(self) -> set[str]:
         """Members that were to contribute to the open round and have not so far."""
-        return (self._drawn or self.identities.keys() - self._gone) - self._contributions.contributors
+        return (
+            self._drawn or self.identities.keys() - self._gone
+        ) - self._contributions.contributors
 
     def aggregate(self) -> Mapping[str, dict[str, float]]:
-        """Aggregate the open round into the next broadcast; return how much counts of what was limited, by node.
+        """Aggregate the open round into the next broadcast;
+        return how much counts of what was limited, by node.
 
         Not yet a fact: `open_round` or `conclude` follow.
 
@@ -320,9 +383,12 @@ class Ledger:
         if self.spec.aggregation.rule != "mean":
             for digest in sorted(self._contributed):
                 self._verify(
-                    digest, "start the coordinator again: it drops what is damaged, and its node sends it again"
+                    digest,
+                    "start the coordinator again: it drops what is damaged, and its node sends "
+                    "it again",
                 )
-        before, base = self.broadcast, self.broadcast_blob.digest
+        before = self.broadcast
+        base = self.broadcast_blob.digest
         following = self._contributions.aggregate(before, self.absent | self._gone)
         self.broadcast, blob = encode_broadcast(self.spec, self._round, following, before)
         if is_coded(blob):
@@ -337,7 +403,8 @@ class Ledger:
         if self._round:
             self._record(self._journal.facts_since(self.spec.run, self._round))
         self._collect(round_)
-        self._contributed, self._drawn = set(), {*drawn}
+        self._contributed = set()
+        self._drawn = {*drawn}
         self.store.purge(self.served)
 
     def conclude(self) -> None:
@@ -380,7 +447,8 @@ class Ledger:
     @property
     def served(self) -> set[str]:
         """Digests of the blobs that nodes fetch."""
-        return {self.broadcast_blob.digest, *([self.delta[1].digest] if self.delta else [])}
+        digest = [self.delta[1].digest] if self.delta else []
+        return {self.broadcast_blob.digest, *digest}
 
     def _source(self, digest: str | None) -> Source:
         return OnDisk(self.store.path(digest), self._expected()) if digest else InMemory({})
@@ -391,7 +459,8 @@ class Ledger:
     def _verify(self, digest: str, remedy: str) -> None:
         if not self.store.is_intact(digest):
             raise EdgeNodeError(
-                f"the state folder {self.folder} is damaged: {self.store.path(digest)} is missing or was changed",
+                f"the state folder {self.folder} is damaged: {self.store.path(digest)} is "
+                "missing or was changed",
                 remedy,
             )
 
@@ -408,11 +477,12 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
     Raises:
         UsageError: too few are left.
     """
-    left, least = spec.nodes - gone, least_nodes(spec)
+    left = spec.nodes - gone
+    least = least_nodes(spec)
     if left < least:
+        rule = "secure aggregation" if spec.mask_threshold else spec.aggregation.rule
         raise UsageError(
-            f"{left} of {spec.nodes} nodes are left in the charter, and "
-            f"{'secure aggregation' if spec.mask_threshold else spec.aggregation.rule} needs {least}",
+            f"{left} of {spec.nodes} nodes are left in the charter, and {rule} needs {least}",
             "end this run with edge-node abort, and begin another one",
         )
     return rounds.Plan(
@@ -421,7 +491,9 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
         spec.rounds,
         spec.sample,
         spec.seed,
-        of_all=frozenset(round_ for round_ in (1, spec.rounds) if is_statistics_round(spec, round_)),
+        of_all=frozenset(
+            round_ for round_ in (1, spec.rounds) if is_statistics_round(spec, round_)
+        ),
         is_masked=spec.mask_threshold > 0,
     )
 
@@ -432,11 +504,15 @@ def _has_begun(run: Run) -> bool:
 
 
 def _differences(old: Spec, new: Spec) -> Iterator[str]:
-    """Differences between two specs, in words; values that merely follow from others are left out."""
+    """Differences between two specs, in words; values that merely follow from others are left
+    out.
+    """
     for name in old.__struct_fields__:
-        was, now = getattr(old, name), getattr(new, name)
+        was = getattr(old, name)
+        now = getattr(new, name)
         if was != now and name not in ("run", "software", "tensors", "relays", "statistics"):
             plain = isinstance(was, int | float | str)
-            yield f"{name} was {was}, is {now}" if plain else f"{name} differ"
+            name_text = f"{name} was {was}, is {now}" if plain else f"{name} differ"
+            yield name_text
     if old.tensors != new.tensors and old.nodes == new.nodes:
         yield "tensors differ"

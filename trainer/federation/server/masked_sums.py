@@ -1,4 +1,6 @@
-"""Masked contributions to an open round, of which only the sum can be read, once the masks are taken away."""
+"""Masked contributions to an open round, of which only the sum can be read,
+once the masks are taken away.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
@@ -20,15 +22,21 @@ class MaskedContributions:
     limited: Mapping[str, dict[str, float]] = {}  # nothing can be
 
     def __init__(self, spec: Spec, method: Method, round_: int):
-        self._spec, self._method, self._round = spec, method, round_
+        self._spec = spec
+        self._method = method
+        self._round = round_
         expected = masked_tensors(spec, round_)
-        self._sums = {name: np.zeros(each.shape, np.dtype(each.dtype)) for name, each in expected.items()}
+        self._sums = {
+            name: np.zeros(each.shape, np.dtype(each.dtype)) for name, each in expected.items()
+        }
         self._contributors: set[str] = set()
 
     def weigh(self, raw: float) -> float:
         """All say 1, since weights are masked, too; ValueError if a node says otherwise."""
         if raw != 1:
-            raise ValueError(f"weights are masked with secure aggregation, and this one is told: {raw!r}")
+            raise ValueError(
+                f"weights are masked with secure aggregation, and this one is told: {raw!r}"
+            )
         return 1.0
 
     def validate(self, source: Source) -> None:
@@ -55,7 +63,8 @@ class MaskedContributions:
         """Add masks that take those away which are in the sum."""
         self._sums = apply_masks(self._sums, masks)
 
-    def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:  # noqa: ARG002  (as Contributions)
+    # As Contributions
+    def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:  # noqa: ARG002
         """The broadcast that follows this one, once no mask is in the sum.
 
         Raises:
@@ -69,12 +78,16 @@ class MaskedContributions:
         except ValueError as error:
             raise EdgeNodeError(
                 f"the sum of round {self._round} is none of honest nodes: {error}",
-                "at least one of them lies, and behind masks nobody can tell which: end this run with edge-node abort",
+                "at least one of them lies, and behind masks nobody can tell which: end this run "
+                "with edge-node abort",
             ) from error
         return self._method.finish(broadcast, mean, count / self._spec.nodes)
 
     def _read_statistics(self, broadcast: Arrays) -> Arrays:
-        """As that of `StatisticsContributions`; of single nodes' sums nothing was checked. ValueError for totals."""
+        """As that of `StatisticsContributions`; of single nodes' sums nothing was checked.
+
+        ValueError for totals.
+        """
         statistics = self._method.statistics
         assert statistics is not None
         statistics.check_totals(self._sums, len(self._contributors))
@@ -83,7 +96,9 @@ class MaskedContributions:
 
 
 def check_holders(spec: Spec, held: Iterable[Iterable[int]]) -> None:
-    """Raise EdgeNodeError if sums of statistics would tell of one plant or two; `held` are the classes of each."""
+    """Raise EdgeNodeError if sums of statistics would tell of one plant or two;
+    `held` are the classes of each.
+    """
     if scarce := scarce_classes(held):
         raise scarce_error([spec.classes[label] for label in scarce])
 
@@ -91,7 +106,8 @@ def check_holders(spec: Spec, held: Iterable[Iterable[int]]) -> None:
 def scarce_error(classes: Sequence[str]) -> EdgeNodeError:
     """The error of classes that some nodes have, and too few for a sum to hide them."""
     return EdgeNodeError(
-        f"fewer than {LEAST_NODES} nodes have images of {', '.join(classes)}, and what is summed of such a class would "
-        "tell of single plants",
-        "let more plants label such images, or those leave them out; or sum without --secure-aggregation",
+        f"fewer than {LEAST_NODES} nodes have images of {', '.join(classes)}, and what is summed "
+        "of such a class would tell of single plants",
+        "let more plants label such images, or those leave them out; or sum without "
+        "--secure-aggregation",
     )

@@ -1,8 +1,10 @@
-"""State machine of the masks of a coordinator's open round: (state, event) -> (state, effects). Pure.
+"""State machine of the masks of a coordinator's open round: (state, event) -> (state, effects).
 
-Keys, shares, contributions, agreement, shares of what was revealed: each step ends as a round does, when all have
-answered, or enough. What a step has come to is on disk before anybody is told it; what nodes answer to the newest one
-they answer again, so that of an answer nothing has to be kept.
+Pure.
+
+Keys, shares, contributions, agreement, shares of what was revealed: each step ends as a round does,
+when all have answered, or enough. What a step has come to is on disk before anybody is told it;
+what nodes answer to the newest one they answer again, so that of an answer nothing has to be kept.
 """
 
 from collections.abc import Collection, Mapping, Set
@@ -62,19 +64,25 @@ class Scarce(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Of those who hold shares of these nodes' secrets too few are left: the sum of the round cannot be read."""
+    """Of those who hold shares of these nodes' secrets too few are left:
+    the sum of the round cannot be read.
+    """
 
     nodes: list[str]
 
 
 class Forgotten(NamedTuple):
-    """A node of the round has other keys than it had: it has lost its secrets, and can do nothing more in it."""
+    """A node of the round has other keys than it had: it has lost its secrets,
+    and can do nothing more in it.
+    """
 
     node: str
 
 
 class Unmask(NamedTuple):
-    """Take the masks away from the sum of the round; `rounds.Unmasked` follows, unless more has to be revealed."""
+    """Take the masks away from the sum of the round; `rounds.Unmasked` follows,
+    unless more has to be revealed.
+    """
 
     masking: Masking
 
@@ -101,9 +109,17 @@ class Facts(NamedTuple):
 def restore(run: str, threshold: int, neighbours: int, round_: int, facts: Facts) -> Masking:
     """The state of a process that goes on with the open round."""
     return Masking(
-        run, threshold, neighbours, round_, facts.cohort, bool(facts.cohort), facts.shares, bool(facts.shares),
-        facts.survivors, agreed=facts.agreed,
-    )  # fmt: skip
+        run,
+        threshold,
+        neighbours,
+        round_,
+        facts.cohort,
+        bool(facts.cohort),
+        facts.shares,
+        bool(facts.shares),
+        facts.survivors,
+        agreed=facts.agreed,
+    )
 
 
 def hear(state: Masking, node: str, answer: MaskingAnswer) -> Step:
@@ -115,13 +131,21 @@ def hear(state: Masking, node: str, answer: MaskingAnswer) -> Step:
     if answer.shares and state.is_gathered and not state.is_shared and node in state.keys:
         count = count_neighbours(state.neighbours, len(state.keys))
         if not answer.shares.keys() <= state.keys.keys() - {node} or len(answer.shares) != count:
-            return state, [Reject(PeerError(node, "its shares are not for the other nodes of the round", state.round))]
+            return state, [
+                Reject(
+                    PeerError(
+                        node, "its shares are not for the other nodes of the round", state.round
+                    )
+                )
+            ]
         return state._replace(shares={**state.shares, node: answer.shares}), []
     if answer.signature and node in state.survivors and not state.agreed:
         return state._replace(signed={**state.signed, node: answer.signature}), []
     if answer.revealed and node in state.survivors and state.agreed:
         if not answer.revealed.keys() <= {node, *_shares_for(state, node)}:
-            return state, [Reject(PeerError(node, "it reveals shares that it does not hold", state.round))]
+            return state, [
+                Reject(PeerError(node, "it reveals shares that it does not hold", state.round))
+            ]
         return state._replace(revealed={**state.revealed, node: answer.revealed}), []
     return state, []
 
@@ -144,7 +168,10 @@ def _hear_keys(state: Masking, node: str, keys: PublicKeys) -> Step:
 
 
 def forget(state: Masking, node: str) -> Masking:
-    """The state once a node has no part in the run any more. Its keys stay in a cohort that was told."""
+    """The state once a node has no part in the run any more.
+
+    Its keys stay in a cohort that was told.
+    """
     kept = {name: keys for name, keys in state.keys.items() if name != node or state.is_gathered}
     shares = {name: each for name, each in state.shares.items() if name != node or state.is_shared}
     return state._replace(keys=kept, shares=shares)
@@ -165,8 +192,11 @@ def settle(state: Masking, federation: rounds.Federation) -> Step:
 
 def _gather(state: Masking, federation: rounds.Federation) -> Step:
     plan = federation.plan
-    most = len(federation.members) if federation.round in plan.of_all else plan.nodes  # some places may stay free
-    if state.is_gathered or not rounds.is_enough(federation, state.keys.keys(), federation.present, most):
+    # some places may stay free
+    most = len(federation.members) if federation.round in plan.of_all else plan.nodes
+    if state.is_gathered or not rounds.is_enough(
+        federation, state.keys.keys(), federation.present, most
+    ):
         return state, []
     state = state._replace(is_gathered=True)
     told = [Say(node, _say(state, members=dict(state.keys))) for node in sorted(state.keys)]
@@ -177,7 +207,9 @@ def _exchange(state: Masking, federation: rounds.Federation) -> Step:
     cohort = state.keys.keys() & federation.members
     if not state.is_gathered or state.is_shared:
         return state, []
-    if not rounds.is_enough(federation, state.shares.keys(), federation.present & cohort, len(cohort)):
+    if not rounds.is_enough(
+        federation, state.shares.keys(), federation.present & cohort, len(cohort)
+    ):
         return state, []
     scarce = scarce_classes(state.keys[node].classes for node in state.shares)
     warned: list[Effect] = [Scarce(scarce)] if scarce else []
@@ -200,7 +232,12 @@ def _name_survivors(state: Masking, federation: rounds.Federation) -> Step:
 
 
 def _agree(state: Masking, federation: rounds.Federation) -> Step:
-    if not state.survivors or state.agreed or len(state.signed) < state.threshold or federation.held:
+    if (
+        not state.survivors
+        or state.agreed
+        or len(state.signed) < state.threshold
+        or federation.held
+    ):
         return state, []
     state = state._replace(agreed={node: state.signed[node] for node in sorted(state.signed)})
     told = [Say(node, _say(state, signatures=dict(state.agreed))) for node in state.survivors]
@@ -220,7 +257,9 @@ def find_unreadable(state: Masking, left: Set[str]) -> list[str]:
     count = count_neighbours(state.neighbours, len(state.keys))
     if count == len(state.keys) - 1:
         return []
-    return sorted(node for node, shares in state.shares.items() if 2 * len(left & shares.keys()) < count)
+    return sorted(
+        node for node, shares in state.shares.items() if 2 * len(left & shares.keys()) < count
+    )
 
 
 def _shares_for(state: Masking, node: str) -> dict[str, str]:
@@ -236,4 +275,5 @@ def _say(state: Masking, **what: object) -> MaskingStep:
 
 
 def _facts(state: Masking) -> Facts:
-    return Facts(dict(state.keys), dict(state.shares) if state.is_shared else {}, state.survivors, dict(state.agreed))
+    shares = dict(state.shares) if state.is_shared else {}
+    return Facts(dict(state.keys), shares, state.survivors, dict(state.agreed))

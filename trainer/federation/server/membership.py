@@ -1,4 +1,6 @@
-"""Membership of a federation: places, identities, sessions, overdue answers to roll calls, message rates. Pure."""
+"""Membership of a federation: places, identities, sessions,
+overdue answers to roll calls, message rates. Pure.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -7,7 +9,9 @@ from typing import NamedTuple
 from broker_config.protocol.messages import Hello, Refusal
 from broker_config.protocol.vfl_messages import VflHello
 
-GRACE = 60.0  # seconds to answer a roll call, and between two: brokers notice a loss after 30, clients retry after 10
+# seconds to answer a roll call, and between two: brokers notice a loss after 30, clients retry
+# after 10
+GRACE = 60.0
 WINDOW = 10.0  # seconds over which messages are counted
 MAX_MESSAGES = 2000  # messages of a node in a window; a federation needs a few a round
 HELLO_COST = 20  # messages that a Hello counts for: each is answered and may be written down
@@ -42,10 +46,12 @@ class Membership:
         return peer.session if peer else None
 
     def is_stale(self, node: str, hello: Hello | VflHello, *, present: bool) -> bool:
-        """Whether this Hello was delayed, and a newer process of the same state folder speaks for the node.
+        """Whether this Hello was delayed, and a newer process of the same state folder speaks
+        for the node.
 
-        One that has gone was the newest, but its folder may since have been restored from a copy: then a process is let
-        in that counts fewer before it. What is left behind by a session that has spoken before stays stale.
+        One that has gone was the newest, but its folder may since have been restored from a copy:
+        then a process is let in that counts fewer before it. What is left behind by a session that
+        has spoken before stays stale.
         """
         peer = self._peers.get(node)
         if peer is None or hello.session == peer.session or not self._is_same(node, hello):
@@ -63,10 +69,12 @@ class Membership:
         needs_key: bool = False,
         needs_masks: bool = False,
     ) -> Refusal | None:
-        """Why a node may not take part; None if it may. A newcomer to a finished run takes no place.
+        """Why a node may not take part; None if it may.
 
-        Where messages are encrypted a node `needs_key`s, or could read nothing; and where only sums are to be read it
-        `needs_masks`, or would send what nobody else hides.
+        A newcomer to a finished run takes no place.
+
+        Where messages are encrypted a node `needs_key`s, or could read nothing; and where only sums
+        are to be read it `needs_masks`, or would send what nobody else hides.
         """
 
         def refusal(reason: str, remedy: str) -> Refusal:
@@ -77,19 +85,20 @@ class Membership:
         if self._strikes[node] >= STRIKES:
             return refusal(
                 f"{node!r} was refused {STRIKES} times",
-                "find the reason with the coordinator's operator, who can let it in again by a restart",
+                "find the reason with the coordinator's operator, who can let it in again by "
+                "a restart",
             )
         if needs_key and not (isinstance(hello, Hello) and hello.key):
             return refusal(
-                f"this federation's messages are encrypted, and edge-node {hello.software[:50]} of this node cannot "
-                "read them",
-                "install the coordinator's version of edge-node, then join again; or ask its operator for a run with "
-                "--encryption none",
+                f"this federation's messages are encrypted, and edge-node {hello.software[:50]} "
+                "of this node cannot read them",
+                "install the coordinator's version of edge-node, then join again; or ask its "
+                "operator for a run with --encryption none",
             )
         if needs_masks and not (isinstance(hello, Hello) and hello.masks):
             return refusal(
-                f"this federation masks what its nodes contribute, and edge-node {hello.software[:50]} of this node "
-                "cannot",
+                "this federation masks what its nodes contribute, and edge-node "
+                f"{hello.software[:50]} of this node cannot",
                 "install the coordinator's version of edge-node, then join again",
             )
         if node in self._identities:
@@ -97,8 +106,8 @@ class Membership:
             if present and not same:
                 return refusal(
                     f"the name {node!r} is taken by a connected node",
-                    "stop that one, or take another --name (with kits: another kit); if it has just gone, or lost its "
-                    "state, wait a minute",
+                    "stop that one, or take another --name (with kits: another kit); if it has "
+                    "just gone, or lost its state, wait a minute",
                 )
         elif not newcomer and len(self._identities) >= self._places:
             names = ", ".join(sorted(self._identities))
@@ -128,7 +137,9 @@ class Membership:
         return peer.session
 
     def expect_answers(self, nodes: Collection[str], now: float) -> None:
-        """A roll was called: those of these nodes that have left meanwhile will not answer in time."""
+        """A roll was called: those of these nodes that have left meanwhile will not answer in
+        time.
+        """
         self._overdue = dict.fromkeys(nodes, now + GRACE)
 
     def confirm(self, node: str) -> None:
@@ -145,12 +156,15 @@ class Membership:
     def is_flooding(self, node: str, now: float, count: int = 1) -> bool:
         """Count a message that stands for `count`; whether its sender has sent too many lately."""
         if now - self._window > WINDOW or len(self._counts) > _NAMES:
-            self._window, self._counts = now, Counter()
+            self._window = now
+            self._counts = Counter()
         self._counts[node] += count
         return self._counts[node] > MAX_MESSAGES
 
     def is_first_report(self, *what: object) -> bool:
-        """Whether this is reported for the first time; a refusal, for the first time since the node was admitted."""
+        """Whether this is reported for the first time; a refusal,
+        for the first time since the node was admitted.
+        """
         if what in self._reported:
             return False
         if len(self._reported) > _NAMES:
@@ -159,7 +173,9 @@ class Membership:
         return True
 
     def _is_same(self, node: str, hello: Hello | VflHello) -> bool:
-        """Whether a Hello comes from the state folder that holds the place, or cannot be told from it."""
+        """Whether a Hello comes from the state folder that holds the place,
+        or cannot be told from it.
+        """
         if self._identities.get(node) != hello.identity:
             return False
         return bool(hello.identity) or self.session(node) in (None, hello.session)

@@ -1,7 +1,9 @@
-"""Actions of a federation's operator: a file in the coordinator's state folder, to which they are added one by one.
+"""Actions of a federation's operator: a file in the coordinator's state folder,
+to which they are added one by one.
 
-Who can write there may act, so its permissions are the access control. The coordinator carries out what is added while
-it runs. When it starts it reads all of them: the file is also how it knows, after a kill, what holds.
+Who can write there may act, so its permissions are the access control. The coordinator carries out
+what is added while it runs. When it starts it reads all of them: the file is also how it knows,
+after a kill, what holds.
 """
 
 import os
@@ -44,7 +46,9 @@ class Control(NamedTuple):
     aborted: Action | None = None
 
     def after(self, action: Action, most_dropped: int) -> "Control":
-        """What it is after one more action; the same if that changes nothing, or would leave too few nodes."""
+        """What it is after one more action; the same if that changes nothing,
+        or would leave too few nodes.
+        """
         match action:
             case Action(what="pause" | "resume" as what):
                 return self._replace(is_paused=what == "pause")
@@ -68,7 +72,8 @@ def act(folder: Path, action: Action) -> None:
     with disk.writing(folder):
         file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(file, b"\n" + msgspec.json.encode(action) + b"\n")  # a line that a power cut tore stays alone
+            # a line that a power cut tore stays alone
+            os.write(file, b"\n" + msgspec.json.encode(action) + b"\n")
             os.fsync(file)
         finally:
             os.close(file)
@@ -80,8 +85,11 @@ def make_action(run: str, what: Kind, by: str, node: str | None = None, reason: 
     return Action(run=run, what=what, by=by, time=round(time.time(), 3), node=node, reason=reason)
 
 
-def request(folder: Path, what: Kind, by: str, node: str | None = None, run: str = "", reason: str = "") -> Action:
-    """Have whoever coordinates the newest run in a state folder do something; it is on the disk when this returns.
+def request(
+    folder: Path, what: Kind, by: str, node: str | None = None, run: str = "", reason: str = ""
+) -> Action:
+    """Have whoever coordinates the newest run in a state folder do something;
+    it is on the disk when this returns.
 
     Args:
         folder: state folder of a coordinator.
@@ -92,7 +100,8 @@ def request(folder: Path, what: Kind, by: str, node: str | None = None, run: str
         reason: of an abort, for the nodes' owners.
 
     Raises:
-        UsageError: nobody coordinates that run, it has ended, there is no such node, or too few would be left.
+        UsageError: nobody coordinates that run, it has ended, there is no such node, or too few
+            would be left.
         EdgeNodeError: the journal cannot be read, or the disk fails.
     """
     found = journal.newest_run(folder)
@@ -100,14 +109,24 @@ def request(folder: Path, what: Kind, by: str, node: str | None = None, run: str
     if run in ("", spec.run) and found.outcome:
         raise UsageError(f"this run is {found.outcome}", "there is nothing to change any more")
     if run not in ("", spec.run) or not disk.is_locked(folder):
-        raise UsageError("nobody coordinates this run now", "start edge-node coordinate, then try again")
-    if what == "drop" and node not in found.members:
-        raise UsageError(f"this run has no node {node!r}", suggest(str(node), sorted(found.members)))
-    action, most_dropped = make_action(spec.run, what, by, node, reason), spec.nodes - least_nodes(spec)
-    before = replay(ActionReader(folder, spec.run).read(), most_dropped)
-    if what == "drop" and before.after(action, most_dropped) == before and node not in before.dropped:
         raise UsageError(
-            f"{node} cannot be dropped: too few nodes would be left", "abort the run, and begin another one"
+            "nobody coordinates this run now", "start edge-node coordinate, then try again"
+        )
+    if what == "drop" and node not in found.members:
+        raise UsageError(
+            f"this run has no node {node!r}", suggest(str(node), sorted(found.members))
+        )
+    action = make_action(spec.run, what, by, node, reason)
+    most_dropped = spec.nodes - least_nodes(spec)
+    before = replay(ActionReader(folder, spec.run).read(), most_dropped)
+    if (
+        what == "drop"
+        and before.after(action, most_dropped) == before
+        and node not in before.dropped
+    ):
+        raise UsageError(
+            f"{node} cannot be dropped: too few nodes would be left",
+            "abort the run, and begin another one",
         )
     act(folder, action)
     return action
@@ -117,7 +136,9 @@ class ActionReader:
     """Reads what is added to a folder's actions on one run."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        self._path, self._run, self._end = folder / FILE, run, 0
+        self._path = folder / FILE
+        self._run = run
+        self._end = 0
 
     def read(self) -> list[Action]:
         """What has been added since the last time; nothing while the file cannot be read."""

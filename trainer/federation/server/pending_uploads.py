@@ -1,4 +1,6 @@
-"""Uploads of contributions to the coordinator: at most one for each node, the newest that it has offered."""
+"""Uploads of contributions to the coordinator: at most one for each node,
+the newest that it has offered.
+"""
 
 from collections.abc import Iterator
 
@@ -21,11 +23,15 @@ class PendingUploads:
         assert message.blob is not None
         if message.blob not in self:
             self.cancel(message.blob.node)
-        self._transfer.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
+        # again: a blob that waits for a silent holder waits no longer
+        self._transfer.fetch(message.blob)
         self._pending[message.blob.node] = message
 
     def in_progress(self) -> list[Manifest]:
-        """Return the blobs that are arriving. The others wait, and a look at each of them does not pay."""
+        """Return the blobs that are arriving.
+
+        The others wait, and a look at each of them does not pay.
+        """
         return [blob for blob in self._transfer.in_progress() if blob in self]
 
     def __contains__(self, blob: Manifest) -> bool:

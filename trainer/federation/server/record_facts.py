@@ -1,13 +1,15 @@
-"""Facts of a coordinator's hash-chained record: runs that begin and end, rounds that close. Computed from the journal.
+"""Facts of a coordinator's hash-chained record: runs that begin and end, rounds that close.
 
-Nothing of the record is stored: it is a function of rows that are never changed once they are settled, so no kill can
-come between a fact and its entry. What is computed here must stay the same, to the byte, in every later version, or
-heads that others keep would fit no more: fields may be added with a default, which is left out.
+Computed from the journal.
+
+Nothing of the record is stored: it is a function of rows that are never changed once they are
+settled, so no kill can come between a fact and its entry. What is computed here must stay the same,
+to the byte, in every later version, or heads that others keep would fit no more: fields may be
+added with a default, which is left out.
 """
 
 import sqlite3
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +17,9 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.messages import Digest, Name, Round, RunId
 
-Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT[\d:.]{8,15}(\+00:00|Z)\Z", description="ISO 8601, UTC")]
+Moment = Annotated[
+    str, Meta(pattern=r"^\d{4}-\d\d-\d\dT[\d:.]{8,15}(\+00:00|Z)\Z", description="ISO 8601, UTC")
+]
 
 
 class _Fact(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="what"):
@@ -41,7 +45,10 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RoundClosed(_Fact, frozen=True, kw_only=True, tag="round closed"):
-    """A round: what members received, who of them contributed what. The next broadcast was made of these."""
+    """A round: what members received, who of them contributed what.
+
+    The next broadcast was made of these.
+    """
 
     round: Round
     opened: Moment
@@ -69,7 +76,9 @@ def as_entry(fact: Fact) -> dict[str, Any]:
 
 
 def facts_of_run(database: sqlite3.Connection, run: str, since: int = 0) -> Iterator[Fact]:
-    """What is settled of a run from the end of round `since` on; of round 0, that it has begun, too."""
+    """What is settled of a run from the end of round `since` on; of round 0,
+    that it has begun, too.
+    """
     spec, digest, begun, ended, outcome, result = database.execute(
         "SELECT spec, digest, begun, ended, outcome, result FROM runs WHERE run = ?", (run,)
     ).fetchone()
@@ -80,10 +89,10 @@ def facts_of_run(database: sqlite3.Connection, run: str, since: int = 0) -> Iter
         " WHERE run = ? AND round >= ? ORDER BY round, node",
         (run, since),
     )
-    parts = {
-        round_: {node: Part(weight=weight, digest=digest, bytes=size) for _, node, weight, digest, size in of_round}
-        for round_, of_round in groupby(rows, key=lambda row: row[0])
-    }
+    parts: dict[int, dict[str, Part]] = {}
+    for round_, node, weight, digest, size in rows:
+        part = Part(weight=weight, digest=digest, bytes=size)
+        parts.setdefault(round_, {})[node] = part
     for round_, digest, drawn, opened, closed in database.execute(
         "SELECT round, digest, drawn, opened, closed FROM rounds"
         " WHERE run = ? AND round >= ? AND closed IS NOT NULL ORDER BY round",

@@ -1,4 +1,6 @@
-"""State machine of a federation's rounds: (state, event) -> (state, effects). Pure: no MQTT, clock or files.
+"""State machine of a federation's rounds: (state, event) -> (state, effects).
+
+Pure: no MQTT, clock or files.
 
 A round of masked contributions takes nothing more while its sum is unmasked.
 """
@@ -16,7 +18,8 @@ class Status(StrEnum):
 
     GATHERING = "gathering"
     OPEN = "open"
-    UNMASKING = "unmasking"  # open to its nodes, who have nothing more to do in it but for the masks of their parts
+    # open to its nodes, who have nothing more to do in it but for the masks of their parts
+    UNMASKING = "unmasking"
     FINISHED = "finished"
 
 
@@ -36,7 +39,8 @@ class Plan(NamedTuple):
     rounds: int
     sample: int = 0  # nodes drawn for each round; 0: all take part
     seed: int = 0  # of the draw
-    of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
+    # rounds in which all take part, drawn or not: those for statistics
+    of_all: frozenset[int] = frozenset()
     is_masked: bool = False  # only the sum of contributions can be read, once they are all there
 
     @property
@@ -95,7 +99,8 @@ class Federation(NamedTuple):
             return Admission.LATE
         if self.takes_part(node):
             return Admission.DUE
-        return Admission.LATE if self.plan.is_masked else Admission.NOT_DRAWN  # its masks are not among the others'
+        # its masks are not among the others'
+        return Admission.LATE if self.plan.is_masked else Admission.NOT_DRAWN
 
 
 class Joined(NamedTuple):
@@ -154,8 +159,17 @@ class Resumed(NamedTuple):
 
 
 Event = (
-    Joined | Left | Contributed | Expired | Held | Released | Dropped | Narrowed | Unmasked | Resumed
-)  # fmt: skip
+    Joined
+    | Left
+    | Contributed
+    | Expired
+    | Held
+    | Released
+    | Dropped
+    | Narrowed
+    | Unmasked
+    | Resumed
+)
 
 
 class Open(NamedTuple):
@@ -177,7 +191,9 @@ class Finish(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Fewer nodes are present or have contributed than the quorum: the round waits for more to come."""
+    """Fewer nodes are present or have contributed than the quorum:
+    the round waits for more to come.
+    """
 
     round: int
 
@@ -191,27 +207,43 @@ class Resume(NamedTuple):
 Effect = Open | Close | Finish | Pause | Resume
 
 
-def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: int) -> frozenset[str]:
-    """The participants of a round: `sample` of the `nodes`, by seed and round. Empty (everyone) for a sample of 0."""
+def sample_participants(
+    nodes: Collection[str], sample: int, seed: int, round_: int
+) -> frozenset[str]:
+    """The participants of a round: `sample` of the `nodes`, by seed and round.
+
+    Empty (everyone) for a sample of 0.
+    """
     if not sample:
         return frozenset()
     names = sorted(nodes)
-    return frozenset(generator(seed, "sample", round_).choice(names, min(sample, len(names)), replace=False).tolist())
+    return frozenset(
+        generator(seed, "sample", round_)
+        .choice(names, min(sample, len(names)), replace=False)
+        .tolist()
+    )
 
 
 def restore(
-    plan: Plan, round_: int, members: Collection[str], drawn: Collection[str], contributed: Collection[str]
+    plan: Plan,
+    round_: int,
+    members: Collection[str],
+    drawn: Collection[str],
+    contributed: Collection[str],
 ) -> Federation:
     """The state that a journal holds; to be followed by the event Resumed.
 
-    Members count as present while a round is open: they have not left, it was the coordinator who was away.
+    Members count as present while a round is open: they have not left, it was the coordinator who
+    was away.
     """
     everyone = frozenset(members)
     if round_ == 0:
         return Federation(plan, members=everyone)
     if round_ > plan.rounds:
         return Federation(plan, Status.FINISHED, plan.rounds, everyone)
-    return Federation(plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed))
+    return Federation(
+        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed)
+    )
 
 
 def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, ...]]:
@@ -231,9 +263,12 @@ def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, 
             state = state._replace(held=isinstance(event, Held))
         case Dropped(node, left):
             state = state._replace(
-                plan=left.plan, members=left.members, drawn=left.drawn, contributed=left.contributed,
+                plan=left.plan,
+                members=left.members,
+                drawn=left.drawn,
+                contributed=left.contributed,
                 present=state.present - {node},
-            )  # fmt: skip
+            )
         case Narrowed(nodes):
             state = state._replace(drawn=nodes)
         case Unmasked(round_):
@@ -274,7 +309,8 @@ def _may_close(state: Federation) -> bool:
 
 
 def is_enough(state: Federation, answered: Set[str], there: Set[str], most: int) -> bool:
-    """Whether a round, or a step of it, goes on: all have `answered`, or a quorum and nobody is awaited any more.
+    """Whether a round, or a step of it, goes on: all have `answered`,
+    or a quorum and nobody is awaited any more.
 
     Args:
         state: of the federation.
@@ -290,12 +326,19 @@ def is_enough(state: Federation, answered: Set[str], there: Set[str], most: int)
 
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
-    plan, round_ = state.plan, state.round + 1
+    plan = state.plan
+    round_ = state.round + 1
     sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
     state = Federation(
-        plan, Status.OPEN, round_, state.members, state.present, drawn, paused=state.paused,
-    )  # fmt: skip
+        plan,
+        Status.OPEN,
+        round_,
+        state.members,
+        state.present,
+        drawn,
+        paused=state.paused,
+    )
     state, effects = _pause_or_resume(state)
     return state, (Open(round_, drawn), *effects)
 
@@ -304,4 +347,5 @@ def _pause_or_resume(state: Federation) -> tuple[Federation, tuple[Effect, ...]]
     short = len(state.missing | state.contributed) < state.plan.quorum
     if short == state.paused:
         return state, ()
-    return state._replace(paused=short), (Pause(state.round) if short else Resume(state.round),)
+    pause = Pause(state.round) if short else Resume(state.round)
+    return state._replace(paused=short), (pause,)

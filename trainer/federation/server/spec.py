@@ -47,33 +47,44 @@ class Request(NamedTuple):
     model: str = MODEL
     weights: str = ""  # none, surface, imagenet or a file; by default as `choose_weights` says
     size: int = 0  # pixels; by default a texture network's own, 64 for `small`, else 128
-    training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
-    rounds: int = 0  # of training; by default as `trainer.methods` says, or none where nothing is trained
+    # fields of Training that differ from `suited_training`
+    training: Mapping[str, Option | str] = {}
+    # of training; by default as `trainer.methods` says, or none where nothing is trained
+    rounds: int = 0
     seed: int = 0
     threads: int = 1
     head: Head = "trained"
-    aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
+    # by default clipped_mean, or mean where the method takes no other rule
+    aggregate: Rule | None = None
     liars: int = 0  # lying nodes that multi_krum allows for; by default 1
     codec: Codec | None = "none"  # None: int4, or none where the method takes no other
-    secure_aggregation: bool = False  # whether contributions are masked, so that only their sum can be read
-    privacy: Mapping[str, str] = {}  # of each image: epsilon, or noise and sums, and clip; empty: none
+    # whether contributions are masked, so that only their sum can be read
+    secure_aggregation: bool = False
+    # of each image: epsilon, or noise and sums, and clip; empty: none
+    privacy: Mapping[str, str] = {}
 
 
 class Participation(NamedTuple):
-    """Numbers of nodes and waiting times with which rounds open and close. Zeros stand for the defaults."""
+    """Numbers of nodes and waiting times with which rounds open and close.
 
-    quorum: int = 0  # contributions that a round needs to close; by default those of all nodes that take part
+    Zeros stand for the defaults.
+    """
+
+    # contributions that a round needs to close; by default those of all nodes that take part
+    quorum: int = 0
     sample: int = 0  # nodes drawn for each round; by default all
     deadline: float = (
-        0.0  # seconds after which a quorum closes a round; by default it waits for all nodes that are present
+        # seconds after which a quorum closes a round; by default it waits for all nodes that are
+        # present
+        0.0
     )
 
 
 def suited_training(weights: str, optimizer: str = "adam") -> Training:
     """Training settings for these initial weights, as trials on the tuning images suggest.
 
-    Pretrained weights need a small step, and keep their BatchNorm statistics: a handful of images gives worse ones. SGD
-    takes larger steps than Adam.
+    Pretrained weights need a small step, and keep their BatchNorm statistics: a handful of images
+    gives worse ones. SGD takes larger steps than Adam.
     """
     suited = Training() if weights == "none" else Training(learning_rate=3e-4, batch_norm="eval")
     return suited if optimizer != "sgd" else msgspec.structs.replace(suited, learning_rate=0.01)
@@ -101,12 +112,18 @@ def check_training(request: Request) -> None:
 
 
 def trains(request: Request) -> bool:
-    """Whether nodes train: then the federation has rounds of it. Raises UsageError for an unknown method or option."""
+    """Whether nodes train: then the federation has rounds of it.
+
+    Raises UsageError for an unknown method or option.
+    """
     return bool(_phases(request))
 
 
 def suited_model(method: str, options: Mapping[str, Option | str]) -> str:
-    """The model of a federation that names none. Raises UsageError for an unknown method or option."""
+    """The model of a federation that names none.
+
+    Raises UsageError for an unknown method or option.
+    """
     return _make(method, options).model
 
 
@@ -130,18 +147,22 @@ def draft(
     aliases: Mapping[str, str] = {},
     encryption: Encryption = "none",
 ) -> tuple[Spec, Arrays]:
-    """Return the spec and the tensors of the first broadcast; an `encoder`, if given, replaces the initial weights.
+    """Return the spec and the tensors of the first broadcast; an `encoder`, if given,
+    replaces the initial weights.
 
     With a codec the encoder's are rounded, as `round_start` does.
 
-    `aliases` are other names of the classes, which plants' folders may have. With `encryption` members need kits.
+    `aliases` are other names of the classes, which plants' folders may have. With `encryption`
+    members need kits.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
     """
     _check(federation, classes, nodes, participation)
     if fault := find_fault(aliases, classes):
-        raise UsageError(fault, "write --alias NAME=CLASS: NAME is a plant's, CLASS one of --classes")
+        raise UsageError(
+            fault, "write --alias NAME=CLASS: NAME is a plant's, CLASS one of --classes"
+        )
     if request.model not in FEATURES:
         raise UsageError(f"there is no model {request.model!r}", suggest(request.model, FEATURES))
     weights = request.weights or choose_weights(request.model)
@@ -154,7 +175,8 @@ def draft(
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     encoder = {**encoder, **add_candidates(method.others)}
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
-    rounds, privacy = _count_rounds(request, method), None
+    rounds = _count_rounds(request, method)
+    privacy = None
     if request.privacy:
         privacy = make_privacy(request.privacy, method, rounds, training, broadcast)
         method = make(request.method, training, options, request.head, privacy)
@@ -162,6 +184,8 @@ def draft(
     _check_encoders(request.model, broadcast)
     threshold = _mask_threshold(request, method, broadcast, participation, nodes)
     scale = grid.scale_for if threshold else scale_for
+    statistics = dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {}
+    mask_neighbours = masking.least_neighbours(nodes) if threshold else 0
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -177,7 +201,9 @@ def draft(
         quorum=quorum,
         seed=request.seed,
         threads=request.threads,
-        tensors={name: TensorSpec(array.shape, scale(array, nodes)) for name, array in broadcast.items()},
+        tensors={
+            name: TensorSpec(array.shape, scale(array, nodes)) for name, array in broadcast.items()
+        },
         sends=_without_frozen(method.sends(broadcast), broadcast),
         sample=participation.sample,
         deadline=participation.deadline,
@@ -185,33 +211,49 @@ def draft(
         relays=_relays(method, broadcast),
         aliases=dict(aliases),
         head=request.head,
-        statistics=dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {},
+        statistics=statistics,
         statistics_first=_begins_with_statistics(method),
         codec=_codec(request, method, broadcast),
         encryption=encryption,
         mask_threshold=threshold,
-        mask_neighbours=masking.least_neighbours(nodes) if threshold else 0,
+        mask_neighbours=mask_neighbours,
         privacy=privacy,
     )
     try:
-        decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
+        # as the nodes do: a spec that they would refuse must not be published
+        decode(encode(spec), Spec)
     except DecodeError as error:
-        raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
-    return spec, {**broadcast, **update_codec.round_start({name: broadcast[name] for name in encoder}, spec.codec)}
+        raise UsageError(
+            f"there can be no such federation: {error}", allowed(str(error), {})
+        ) from error
+    return spec, {
+        **broadcast,
+        **update_codec.round_start({name: broadcast[name] for name in encoder}, spec.codec),
+    }
 
 
 def flat_settings(spec: Spec) -> dict[str, Option]:
-    """A federation's settings in one mapping: those of training and of the method as `training.learning_rate`."""
+    """A federation's settings in one mapping: those of training and of the method as
+    `training.learning_rate`.
+    """
     own: dict[str, Option] = {
         name: getattr(spec, name)
         for name in (
-            "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample", "deadline", "seed",
-            "threads", "codec", "encryption", "mask_threshold", "mask_neighbours",
+            "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample",
+            "deadline", "seed", "threads", "codec", "encryption", "mask_threshold",
+            "mask_neighbours",
         )
     }  # fmt: skip
-    parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
+    parts = {
+        "options": spec.options,
+        "training": asdict(spec.training),
+        "aggregation": asdict(spec.aggregation),
+    }
     parts |= {"privacy": asdict(spec.privacy)} if spec.privacy else {}
-    nested = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    nested = {}
+    for part, values in parts.items():
+        for name, value in values.items():
+            nested[f"{part}.{name}"] = value
     return {**own, "classes": ", ".join(spec.classes), "size": spec.preprocessing.size, **nested}
 
 
@@ -224,14 +266,17 @@ def _check(
     topics.check_federation(federation)
     if len(classes) < 2 or len(set(classes)) != len(classes):
         raise UsageError(
-            f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"
+            f"a federation needs two or more different classes, not {', '.join(classes)}",
+            "name each class once",
         )
     for what, number, most in (
         ("a sample of", participation.sample or nodes, nodes),
         ("a quorum of", participation.quorum or 1, participation.sample or nodes),
     ):
         if not 1 <= number <= most:
-            raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
+            raise UsageError(
+                f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}"
+            )
 
 
 def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
@@ -239,15 +284,17 @@ def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
         return
     if "encoder" not in method.sends(broadcast):
         raise UsageError(
-            f"{request.method} does not combine with --head statistics: its nodes share no whole encoder, "
-            "and features of different encoders cannot be summed",
+            f"{request.method} does not combine with --head statistics: its nodes share no whole "
+            "encoder, and features of different encoders cannot be summed",
             "leave out --head, or take another --method",
         )
 
 
 def _check_encoders(model: str, broadcast: Arrays) -> None:
     if [each for each, _ in list_encoders(model, broadcast)].count(model) > 1:
-        raise UsageError(f"--option others names {model}, which is the --model", "name other models there")
+        raise UsageError(
+            f"--option others names {model}, which is the --model", "name other models there"
+        )
 
 
 def _begins_with_statistics(method: Method) -> bool:
@@ -257,10 +304,15 @@ def _begins_with_statistics(method: Method) -> bool:
 def _count_rounds(request: Request, method: Method) -> int:
     """All rounds: those of training, and those for statistics."""
     if method.train:
-        return (request.rounds or method.rounds) + bool(method.statistics) + _begins_with_statistics(method)
+        return (
+            (request.rounds or method.rounds)
+            + bool(method.statistics)
+            + _begins_with_statistics(method)
+        )
     if request.rounds > 1:
         raise UsageError(
-            f"{request.method} trains nothing: it takes one round, not {request.rounds}", "leave out --rounds"
+            f"{request.method} trains nothing: it takes one round, not {request.rounds}",
+            "leave out --rounds",
         )
     return 1
 
@@ -269,9 +321,11 @@ def _size(request: Request) -> int:
     only = SIZES.get(request.model)
     if only and request.size not in (0, only):
         raise UsageError(
-            f"{request.model} takes images of {only} pixels, not {request.size}", f"leave out --size, or take {only}"
+            f"{request.model} takes images of {only} pixels, not {request.size}",
+            f"leave out --size, or take {only}",
         )
-    return only or request.size or (64 if request.model == "small" else 128)
+    default = 64 if request.model == "small" else 128
+    return only or request.size or default
 
 
 def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...]:
@@ -282,8 +336,10 @@ def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...
 
 def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
     is_sum = method.only_mean or request.secure_aggregation
-    name = request.aggregate or ("mean" if is_sum else "clipped_mean")
-    liars, rule = request.liars, RULES.get(name)
+    sum_: Rule = "mean" if is_sum else "clipped_mean"
+    name = request.aggregate or sum_
+    liars = request.liars
+    rule = RULES.get(name)
     if liars and not rule:
         raise UsageError(
             f"{name} does not count liars: there is nothing for --liars to act on",
@@ -291,7 +347,8 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
         )
     if rule and method.statistics:
         raise UsageError(
-            f"{name} does not combine with statistics: nodes have different classes, so their sums are not alike",
+            f"{name} does not combine with statistics: nodes have different classes, so their "
+            "sums are not alike",
             "leave out --aggregate: each node's sums are checked and bounded by themselves",
         )
     if name != "mean" and method.only_mean:
@@ -304,8 +361,8 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
     liars = liars or 1
     if quorum < rule.least(liars):
         raise UsageError(
-            f"{name} needs {rule.least(liars)} contributions against {liars} of them, and a round here may close with "
-            f"{quorum}",
+            f"{name} needs {rule.least(liars)} contributions against {liars} of them, and a "
+            f"round here may close with {quorum}",
             "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or clipped_mean",
         )
     return Aggregation(name, liars)
@@ -314,11 +371,13 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
 def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
     is_possible = _sends_changes(method, broadcast) or not method.sends(broadcast)
     if request.codec is None:
-        return update_codec.RECOMMENDED if is_possible and not request.secure_aggregation else "none"
+        return (
+            update_codec.RECOMMENDED if is_possible and not request.secure_aggregation else "none"
+        )
     if request.codec != "none" and not is_possible:
         raise UsageError(
-            f"{request.codec} does not combine with {request.method}: its nodes send no model that differs little from "
-            "the broadcast",
+            f"{request.codec} does not combine with {request.method}: its nodes send no model "
+            "that differs little from the broadcast",
             "leave out --codec, or take another method",
         )
     return request.codec
@@ -341,19 +400,24 @@ def _mask_threshold(
         return 0
     if not masking.LEAST_NODES <= nodes <= masking.MOST_NODES:
         raise UsageError(
-            f"secure aggregation takes {masking.LEAST_NODES} to {masking.MOST_NODES} nodes, not {nodes}: a sum of "
-            "fewer hides nobody, and of more each would be told the keys in every round",
+            f"secure aggregation takes {masking.LEAST_NODES} to {masking.MOST_NODES} nodes, not "
+            f"{nodes}: a sum of fewer hides nobody, and of more each would be told the keys in "
+            "every round",
             "take other --nodes, or leave out --secure-aggregation",
         )
     for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation):
         if excluded:
             other = "" if what.startswith("--") else f"; --method {RECOMMENDED} combines"
-            raise UsageError(f"secure aggregation does not combine with {what}: {why}", f"leave out one of them{other}")
+            raise UsageError(
+                f"secure aggregation does not combine with {what}: {why}",
+                f"leave out one of them{other}",
+            )
     threshold = masking.least_threshold(nodes)
     if participation.quorum and participation.quorum < threshold:
         raise UsageError(
-            f"secure aggregation of {nodes} nodes needs a quorum of {threshold} or more, not {participation.quorum}: "
-            "with fewer a coordinator could have two sums of one round, and take one from the other",
+            f"secure aggregation of {nodes} nodes needs a quorum of {threshold} or more, not "
+            f"{participation.quorum}: with fewer a coordinator could have two sums of one round, "
+            "and take one from the other",
             f"take a --quorum of {threshold} to {nodes}",
         )
     return threshold
@@ -366,16 +430,30 @@ def _excluded_by_masks(
     participation: Participation,
 ) -> Iterator[tuple[object, str, str]]:
     """What does not combine with masks: whether it is wanted, its name, and the reason."""
-    rule, codec, name = request.aggregate, request.codec, request.method
+    rule = request.aggregate
+    codec = request.codec
+    name = request.method
     yield from (
         (
             rule not in (None, "mean"),
             f"--aggregate {rule}",
             "of masked contributions nothing but their sum can be read",
         ),
-        (codec not in (None, "none"), f"--codec {codec}", "behind masks all numbers are as random ones"),
-        (participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"),
-        (request.privacy, "--privacy", "with masked statistics a plant tells which classes it has, which that hides"),
+        (
+            codec not in (None, "none"),
+            f"--codec {codec}",
+            "behind masks all numbers are as random ones",
+        ),
+        (
+            participation.sample,
+            "--sample",
+            "two sums that differ by few nodes would tell what these have sent",
+        ),
+        (
+            request.privacy,
+            "--privacy",
+            "with masked statistics a plant tells which classes it has, which that hides",
+        ),
         (method.relay, name, "what its nodes pass on to one another has no sum"),
         (
             bool(method.train) and not _sends_changes(method, broadcast),
@@ -400,4 +478,6 @@ def _training(weights: str, given: Mapping[str, Option | str]) -> Training:
         return msgspec.convert({**suited, **given}, Training, strict=False)
     except msgspec.ValidationError as error:
         types = {field.name: field.type for field in msgspec.structs.fields(Training)}
-        raise UsageError(f"a training setting cannot have this value: {error}", allowed(str(error), types)) from error
+        raise UsageError(
+            f"a training setting cannot have this value: {error}", allowed(str(error), types)
+        ) from error

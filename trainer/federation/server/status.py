@@ -11,7 +11,15 @@ import msgspec
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import MAX_MESSAGE
-from broker_config.protocol.messages import Delta, Manifest, NodeState, Overview, RoundState, Spec, Work
+from broker_config.protocol.messages import (
+    Delta,
+    Manifest,
+    NodeState,
+    Overview,
+    RoundState,
+    Spec,
+    Work,
+)
 from trainer.federation.server.round_state import Federation, Status
 from trainer.progress import (
     Activity,
@@ -51,19 +59,27 @@ class _NodeRecord:
     refused: bool = False
 
 
-def round_message(spec: Spec, state: Federation, broadcast: Manifest, delta: Delta | None = None) -> RoundState:
+def round_message(
+    spec: Spec, state: Federation, broadcast: Manifest, delta: Delta | None = None
+) -> RoundState:
     """The message with the state of the round, and the blob that nodes start from."""
-    here, needed = len(state.missing | state.contributed), state.plan.quorum
-    short = f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else ""
+    here = len(state.missing | state.contributed)
+    needed = state.plan.quorum
+    short = (
+        f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else ""
+    )
     has_begun = state.status is not Status.GATHERING
+    broadcast_or_none = broadcast if has_begun else None
+    reason = "paused by the federation's operator" if state.held else short
+    delta_or_none = delta if has_begun else None
     return RoundState(
         run=spec.run,
         round=state.round,
         status=state.stage,
-        broadcast=broadcast if has_begun else None,
-        reason="paused by the federation's operator" if state.held else short,
+        broadcast=broadcast_or_none,
+        reason=reason,
         participants=tuple(sorted(state.drawn)),
-        delta=delta if has_begun else None,
+        delta=delta_or_none,
     )
 
 
@@ -75,23 +91,34 @@ def aborted_message(spec: Spec, round_: int, reason: str) -> RoundState:
 class StatusTracker:
     """Collects events, and makes an overview of them when there is something new.
 
-    The clock counts seconds. Expiry dates of certificates come from the member list, if there is one.
+    The clock counts seconds. Expiry dates of certificates come from the member list, if there is
+    one.
     """
 
     def __init__(
-        self, spec: Spec, clock: Callable[[], float] = time.monotonic, *, member_list: "MemberList | None" = None
+        self,
+        spec: Spec,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        member_list: "MemberList | None" = None,
     ):
-        self._spec, self._clock = spec, clock
+        self._spec = spec
+        self._clock = clock
         self._members = member_list.nodes if member_list else {}
         self._nodes: dict[str, _NodeRecord] = {}
-        self._newest: tuple[float, Federation | None] = (-inf, None)  # overview: when, and of which state
+        # overview: when, and of which state
+        self._newest: tuple[float, Federation | None] = (-inf, None)
         self._changed = True
         self._opened = clock()  # the round
 
     def restore(self, node: str, round_: int, weight: float, size: int) -> None:
-        """Restore what a node contributed before this process began: its newest round, its weight then, all bytes."""
+        """Restore what a node contributed before this process began: its newest round,
+        its weight then, all bytes.
+        """
         record = self._nodes.setdefault(node, _NodeRecord())
-        record.round, record.weight, record.bytes = round_, weight, size
+        record.round = round_
+        record.weight = weight
+        record.bytes = size
 
     def record(self, event: AnyEvent) -> None:
         """Record an event of this federation."""
@@ -100,27 +127,38 @@ class StatusTracker:
                 self._opened = self._clock()
             case NodeJoined(node=node):
                 record = self._nodes.setdefault(node, _NodeRecord())
-                record.doing, record.done, record.total = "waiting", 0, 0
+                record.doing = "waiting"
+                record.done = 0
+                record.total = 0
                 record.refused = record.lost = False
                 self.record_message(node)
             case Activity(node=node) if node in self._nodes:
                 record = self._nodes[node]
                 if event.done > record.done:
                     self.record_message(node)
-                record.doing, record.done, record.total = event.what, event.done, event.total
+                record.doing = event.what
+                record.done = event.done
+                record.total = event.total
             case Contribution(node=node) if node in self._nodes:
                 record = self._nodes[node]
-                record.round, record.weight, record.bytes = event.round, event.weight, record.bytes + event.bytes
+                record.round = event.round
+                record.weight = event.weight
+                record.bytes = record.bytes + event.bytes
                 if not record.lost:  # else it came from a node that has gone since
                     record.error = ""
             case Late(node=node) if node in self._nodes:
-                self._nodes[node].error = f"round {event.round}: it contributed too late, and was not counted"
+                self._nodes[
+                    node
+                ].error = f"round {event.round}: it contributed too late, and was not counted"
             case NodeLost(node=node) if node in self._nodes:
                 record = self._nodes[node]
-                record.error, record.lost = f"round {event.round}: its connection ended", True
-            case NodeRefused(node=node) if topics.is_name(node):  # else the overview could not be read
+                record.error = f"round {event.round}: its connection ended"
+                record.lost = True
+            # else the overview could not be read
+            case NodeRefused(node=node) if topics.is_name(node):
                 record = self._nodes.pop(node, _NodeRecord())  # the newest come last
-                record.error, record.refused = f"round {event.round}: {event.reason}"[:_LONGEST_ERROR], True
+                record.error = f"round {event.round}: {event.reason}"[:_LONGEST_ERROR]
+                record.refused = True
                 self._nodes[node] = record
             case _:
                 return
@@ -141,20 +179,25 @@ class StatusTracker:
 
         return observe
 
-    def next_overview(self, state: Federation, finished: Collection[str], *, anyway: bool = False) -> Overview | None:
+    def next_overview(
+        self, state: Federation, finished: Collection[str], *, anyway: bool = False
+    ) -> Overview | None:
         """An overview, if anything has changed since the last one, and that is not too recent.
 
-        If there are more nodes than a message holds, it lists the most urgent ones, and counts the others.
+        If there are more nodes than a message holds, it lists the most urgent ones, and counts the
+        others.
 
         Args:
             state: the state of the round.
             finished: nodes that have their model.
             anyway: also when nothing has changed.
         """
-        now, (when, newest) = self._clock(), self._newest
+        now = self._clock()
+        (when, newest) = self._newest
         if not anyway and (now - when < EVERY or not (self._changed or state is not newest)):
             return None
-        self._newest, self._changed = (now, state), False
+        self._newest = (now, state)
+        self._changed = False
         self._drop_strangers(state)
         names = sorted({*state.members, *self._nodes})
         nodes = sorted((self._node(name, state, finished) for name in names), key=_urgency)
@@ -181,26 +224,47 @@ class StatusTracker:
 
     def _node(self, name: str, state: Federation, finished: Collection[str]) -> NodeState:
         record = self._nodes.get(name, _NodeRecord())
-        open_, present = state.status is Status.OPEN, name in state.present
-        due = open_ and name in state.members and state.takes_part(name) and name not in state.contributed
-        doing = _doing(record, present=present, finished=name in finished, late=due and state.expired)
+        open_ = state.status is Status.OPEN
+        present = name in state.present
+        due = (
+            open_
+            and name in state.members
+            and state.takes_part(name)
+            and name not in state.contributed
+        )
+        doing = _doing(
+            record, present=present, finished=name in finished, late=due and state.expired
+        )
         travels = doing == "sending"
+        done = record.done if travels else 0
+        total = record.total if travels else 0
+        round_ = state.round if open_ and name in state.contributed else record.round
+        weight = record.weight if self._spec.encryption == "none" else None
+        heard = (
+            None if record.heard is None else min(round(self._clock() - record.heard, 1), _LONGEST)
+        )
+        expires = self._members[name].expires if name in self._members else None
         return NodeState(
             node=name,
             doing=doing,
             awaited=due and (present or state.paused) and not record.refused,
-            done=record.done if travels else 0,
-            total=record.total if travels else 0,
-            round=state.round if open_ and name in state.contributed else record.round,
-            weight=record.weight if self._spec.encryption == "none" else None,  # of what is learnt: it says something
+            done=done,
+            total=total,
+            round=round_,
+            # of what is learnt: it says something
+            weight=weight,
             bytes=record.bytes,
-            heard=None if record.heard is None else min(round(self._clock() - record.heard, 1), _LONGEST),
+            heard=heard,
             error=record.error,
-            expires=self._members[name].expires if name in self._members else None,
+            expires=expires,
         )
 
     def _drop_strangers(self, state: Federation) -> None:
-        strangers = [name for name, record in self._nodes.items() if record.refused and name not in state.present]
+        strangers = [
+            name
+            for name, record in self._nodes.items()
+            if record.refused and name not in state.present
+        ]
         for name in strangers[:-_STRANGERS]:
             del self._nodes[name]
 
@@ -221,7 +285,8 @@ def _urgency(node: NodeState) -> tuple[bool, bool]:
 
 def _select_fitting(nodes: list[NodeState]) -> list[NodeState]:
     """The first ones, up to a message's size."""
-    room, count = _ROOM, 0
+    room = _ROOM
+    count = 0
     for node in nodes:
         room -= len(msgspec.json.encode(node)) + 1
         if room < 0:

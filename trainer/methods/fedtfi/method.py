@@ -1,6 +1,7 @@
 """FedTFI (Peng et al., 2022): FedAvg, and nodes that exchange patches of feature maps.
 
-The paper leaves open: margin, lambda, p, the size of the bank, and which rounds its patches come from.
+The paper leaves open: margin, lambda, p, the size of the bank, and which rounds its patches come
+from.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ if TYPE_CHECKING:
     from trainer.audit.observation import Observation
     from trainer.audit.parts import Parts
 
-_MAX_BYTES = 1 << 26  # of patches in a contribution or broadcast: the coordinator holds those of all nodes in memory
+# of patches in a contribution or broadcast: the coordinator holds those of all nodes in memory
+_MAX_BYTES = 1 << 26
 
 
 def fedtfi(training: Training, options: Options) -> Method:
-    """Cross-entropy and, with patches of other nodes put into maps, a triplet loss of TEL's output token (eq. 13)."""
+    """Cross-entropy and, with patches of other nodes put into maps,
+    a triplet loss of TEL's output token (eq. 13).
+    """
     mixed = options.use == "mixed"
     loss = losses.mixed_loss(options) if mixed else losses.triplet_loss(options)
+    triplet_loss = [] if mixed else [losses.TRIPLET_LOSS]
     return fedavg(training, OneStage())._replace(
         train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
         model="fedtfi_small",
@@ -49,14 +54,16 @@ def fedtfi(training: Training, options: Options) -> Method:
         receive=lambda own, received: select({**own, **received}, WHOLE),
         relay=Relay(
             shapes=lambda broadcast: _shapes(options, broadcast),
-            make=lambda network, received, data, random: patches.make_patches(network, received, data, random, options),
+            make=lambda network, received, data, random: patches.make_patches(
+                network, received, data, random, options
+            ),
             check=patch_bank.check,
             merge=patch_bank.merge,
             protection=options.active,
             unmet_demands=options.unmet_demands,
             attack=lambda seen, parts, seed: _attack(options, seen, parts, seed),
         ),
-        metrics=(CLASSIFICATION_LOSS, *([] if mixed else [losses.TRIPLET_LOSS]), losses.PATCHED),
+        metrics=(CLASSIFICATION_LOSS, *triplet_loss, losses.PATCHED),
         notice=_notice,
     )
 
@@ -67,7 +74,9 @@ def _attack(options: Options, seen: Observation, parts: Parts, seed: int) -> Fou
     return attack(seen, parts, options, options.mask, options.quota, seed)
 
 
-def _init_server(options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:
+def _init_server(
+    options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator
+) -> Arrays:
     if not all(select(encoder, (part,)) for part in ("encoder.project", "encoder.encoding")):
         raise UsageError(
             "fedtfi exchanges patches of feature maps, and this model has none of FedTFI's",
@@ -76,13 +85,15 @@ def _init_server(options: Options, encoder: Arrays, shape: Shape, random: np.ran
     channels = len(encoder["encoder.project.weight"])
     if options.channels > channels:
         raise UsageError(
-            f"fedtfi cannot interpolate {options.channels} channels: this model's maps have {channels}",
+            f"fedtfi cannot interpolate {options.channels} channels: this model's maps have "
+            f"{channels}",
             f"take --option channels=1 to {channels}",
         )
     largest = 4 * max(options.quota, options.capacity) * channels * options.mask**2
     if largest > _MAX_BYTES:
         raise UsageError(
-            f"fedtfi would send {largest >> 20} MiB of patches at once: {_MAX_BYTES >> 20} are the most",
+            f"fedtfi would send {largest >> 20} MiB of patches at once: {_MAX_BYTES >> 20} are "
+            "the most",
             "take a smaller --option quota, capacity or mask",
         )
     return {
@@ -92,7 +103,9 @@ def _init_server(options: Options, encoder: Arrays, shape: Shape, random: np.ran
 
 
 def _notice(round_: int, metrics: Mapping[str, Metrics]) -> str:
-    """Which nodes have trained as without an exchange; in round 1 there is nothing to exchange yet."""
+    """Which nodes have trained as without an exchange;
+    in round 1 there is nothing to exchange yet.
+    """
     alone = [node for node, measured in metrics.items() if measured.get(losses.PATCHED.key) == 0]
     if round_ == 1 or not alone:
         return ""

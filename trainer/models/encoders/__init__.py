@@ -1,4 +1,7 @@
-"""The encoders, by the names that `--model` takes. To add one: write its file, add its line here."""
+"""The encoders, by the names that `--model` takes.
+
+To add one: write its file, add its line here.
+"""
 
 from trainer.models.encoders.efficientnet_lite0 import EFFICIENTNET_LITE0
 from trainer.models.encoders.encoder import Encoder

@@ -1,8 +1,8 @@
 """EfficientNet-Lite0: EfficientNet-B0 without squeeze-and-excitation, with ReLU6 in place of swish.
 
-From the TensorFlow model that Google published (github.com/tensorflow/tpu, models/official/efficientnet/lite), whose
-"same" padding and BatchNorm epsilon are kept, so that its weights fit. The tensors' names are those of the package
-`efficientnet-lite-pytorch`.
+From the TensorFlow model that Google published (github.com/tensorflow/tpu,
+models/official/efficientnet/lite), whose "same" padding and BatchNorm epsilon are kept, so that its
+weights fit. The tensors' names are those of the package `efficientnet-lite-pytorch`.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _EPS = 1e-3
-_FIRST, _LAST = 32, 1280  # channels of the first and the last convolution
+# channels of the first and the last convolution
+_FIRST = 32
+_LAST = 1280
 
 
 class _Stage(NamedTuple):
@@ -25,7 +27,8 @@ class _Stage(NamedTuple):
     channels: int
 
 
-# Tan and Le (2019), "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", table 1.
+# Tan and Le (2019), "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks",
+# table 1.
 _STAGES = (
     _Stage(1, 3, 1, 1, 16),
     _Stage(2, 3, 2, 6, 24),
@@ -38,16 +41,22 @@ _STAGES = (
 
 
 class HalvingPadding(nn.Module):
-    """TensorFlow's "same" padding before a convolution of stride 2: of even images one more at the end than before."""
+    """TensorFlow's "same" padding before a convolution of stride 2:
+    of even images one more at the end than before.
+    """
 
     def __init__(self, kernel: int):
         super().__init__()
         self.kernel = kernel
 
     def forward(self, images: Tensor) -> Tensor:
-        """[n, c, h, w] -> zeros around it, so that the convolution leaves half of h and w, rounded up."""
+        """[n, c, h, w] -> zeros around it, so that the convolution leaves half of h and w,
+        rounded up.
+        """
         height, width = self.kernel - 2 + images.shape[2] % 2, self.kernel - 2 + images.shape[3] % 2
-        return functional.pad(images, (width // 2, width - width // 2, height // 2, height - height // 2))
+        return functional.pad(
+            images, (width // 2, width - width // 2, height // 2, height - height // 2)
+        )
 
 
 class _Residual(nn.Sequential):
@@ -69,10 +78,12 @@ class _Mean(nn.Module):
 def efficientnet_lite0() -> nn.Sequential:
     """Images [n, 3, S, S] -> features [n, 1280]."""
     layers = OrderedDict(_layers("_conv_stem", "_bn0", 3, _FIRST, kernel=3, stride=2))
-    blocks, inputs = [], _FIRST
+    blocks = []
+    inputs = _FIRST
     for stage in _STAGES:
         for number in range(stage.blocks):
-            blocks.append(_block(stage, inputs, stage.stride if number == 0 else 1))
+            stride = stage.stride if number == 0 else 1
+            blocks.append(_block(stage, inputs, stride))
             inputs = stage.channels
     layers["_blocks"] = nn.Sequential(*blocks)
     layers |= _layers("_conv_head", "_bn1", inputs, _LAST)
@@ -81,18 +92,28 @@ def efficientnet_lite0() -> nn.Sequential:
 
 def _block(stage: _Stage, inputs: int, stride: int) -> nn.Sequential:
     """Expansion to more channels, a convolution of each channel, projection to fewer."""
-    wide, kernel = inputs * stage.expansion, stage.kernel
+    wide = inputs * stage.expansion
+    kernel = stage.kernel
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if wide > inputs:
         layers |= _layers("_expand_conv", "_bn0", inputs, wide)
-    layers |= _layers("_depthwise_conv", "_bn1", wide, wide, kernel=kernel, stride=stride, groups=wide)
+    layers |= _layers(
+        "_depthwise_conv", "_bn1", wide, wide, kernel=kernel, stride=stride, groups=wide
+    )
     layers |= _layers("_project_conv", "_bn2", wide, stage.channels)
     del layers["_bn2_relu"]
     return _Residual(layers) if stride == 1 and inputs == stage.channels else nn.Sequential(layers)
 
 
 def _layers(
-    convolution: str, norm: str, inputs: int, outputs: int, *, kernel: int = 1, stride: int = 1, groups: int = 1
+    convolution: str,
+    norm: str,
+    inputs: int,
+    outputs: int,
+    *,
+    kernel: int = 1,
+    stride: int = 1,
+    groups: int = 1,
 ) -> dict[str, nn.Module]:
     """A convolution, with its padding, BatchNorm and ReLU6, by name."""
     padding = {f"{convolution}_padding": HalvingPadding(kernel)} if stride == 2 else {}

@@ -1,4 +1,6 @@
-"""An encoder's description: what is known of it before torch is imported, and how it is built then."""
+"""An encoder's description: what is known of it before torch is imported,
+and how it is built then.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Encoder(NamedTuple):
     values: int  # how many numbers it holds
     build: Callable[[], nn.Module]  # imports torch
     imagenet: str = (
-        ""  # torchvision's name of published weights whose tensors are called like its own, if there are any
+        # torchvision's name of published weights whose tensors are called like its own, if there
+        # are any
+        ""
     )
     shipped: Shipped | None = None
 

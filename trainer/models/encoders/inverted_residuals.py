@@ -1,15 +1,17 @@
 """MobileNetV2's network.
 
-Sandler et al. (2018), "MobileNetV2: Inverted Residuals and Linear Bottlenecks". The tensors' names and the random
-initial values' distribution are torchvision's, whose weights fit. torchvision itself would cost each node 84 MiB and
-one or two seconds, since it loads torch's compiler.
+Sandler et al. (2018), "MobileNetV2: Inverted Residuals and Linear Bottlenecks". The tensors' names
+and the random initial values' distribution are torchvision's, whose weights fit. torchvision itself
+would cost each node 84 MiB and one or two seconds, since it loads torch's compiler.
 """
 
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
-_FIRST, _LAST = 32, 1280  # channels of the first and the last convolution
+# channels of the first and the last convolution
+_FIRST = 32
+_LAST = 1280
 
 
 class _Stage(NamedTuple):
@@ -34,13 +36,16 @@ _STAGES = (
 
 
 class _Block(nn.Module):
-    """Expansion to more channels, a convolution of each channel, projection to fewer, without a ReLU."""
+    """Expansion to more channels, a convolution of each channel, projection to fewer,
+    without a ReLU.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int):
         super().__init__()
         wide = inputs * expansion
+        layer = [_layer(inputs, wide)] if expansion > 1 else []
         self.conv = nn.Sequential(
-            *([_layer(inputs, wide)] if expansion > 1 else []),
+            *layer,
             _layer(wide, wide, kernel=3, stride=stride, groups=wide),
             nn.Conv2d(wide, outputs, 1, bias=False),
             nn.BatchNorm2d(outputs),
@@ -55,19 +60,24 @@ class _Block(nn.Module):
 
 def mobilenet_v2() -> nn.Sequential:
     """Images [n, 3, S, S] -> maps [n, 1280, S / 32, S / 32]."""
-    blocks, inputs = [], _FIRST
+    blocks = []
+    inputs = _FIRST
     for stage in _STAGES:
         for number in range(stage.blocks):
-            blocks.append(_Block(inputs, stage.channels, stage.stride if number == 0 else 1, stage.expansion))
+            stride = stage.stride if number == 0 else 1
+            blocks.append(_Block(inputs, stage.channels, stride, stage.expansion))
             inputs = stage.channels
     network = nn.Sequential(_layer(3, _FIRST, kernel=3, stride=2), *blocks, _layer(inputs, _LAST))
     for module in network.modules():
-        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # which torch would load its compiler for
+        # which torch would load its compiler for
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
     return network
 
 
-def _layer(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def _layer(
+    inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     """A convolution, BatchNorm and ReLU6."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),

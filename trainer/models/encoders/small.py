@@ -17,11 +17,16 @@ def _build() -> nn.Module:
     """Four strided convolutions with group normalisation, which takes batches of any size."""
     from torch import nn  # noqa: PLC0415  (takes seconds)
 
-    from trainer.models.encoders.pooled_features import PooledFeatures  # noqa: PLC0415  (imports torch)
+    # Imports torch
+    from trainer.models.encoders.pooled_features import PooledFeatures  # noqa: PLC0415
 
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(_WIDTHS):
-        layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.GroupNorm(8, outputs), nn.ReLU()]
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1),
+            nn.GroupNorm(8, outputs),
+            nn.ReLU(),
+        ]
     return PooledFeatures(nn.Sequential(*layers))
 
 

@@ -1,7 +1,9 @@
-"""CLASSNet: statistical self-similarity of feature maps, by position and layer (Chen, Li, Quan, Xu, Ji, CVPR 2021).
+"""CLASSNet: statistical self-similarity of feature maps, by position and layer (Chen, Li,
+Quan, Xu, Ji, CVPR 2021).
 
-The maps of several layers, brought to the same number of channels and the same size, form one volume per channel. The
-local fractal dimension of that volume is estimated by differential box counting; the features are histograms of it.
+The maps of several layers, brought to the same number of channels and the same size, form one
+volume per channel. The local fractal dimension of that volume is estimated by differential box
+counting; the features are histograms of it.
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ from torch.nn import functional
 from trainer.models.texture.trunk import GlobalAveragePooling, Stages
 
 SIDES = (3, 5, 7)
-"""Sides of the windows, in positions and (as far as there are layers) in layers; each is two more than the last."""
+"""Sides of the windows, in positions and (as far as there are layers) in layers;
+each is two more than the last.
+"""
 
 LEVELS = 16.0
 """Height of a box of side 1, as a number of boxes to a difference of 1."""
@@ -23,27 +27,35 @@ _DOMAIN = 3  # dimensions of a volume's domain: rows, columns, layers
 
 
 def local_dimension(volumes: Tensor) -> Tensor:
-    """The local differential box-counting dimension of volumes [n, channels, layers, h, w], in the same shape.
+    """The local differential box-counting dimension of volumes [n, channels, layers, h, w],
+    in the same shape.
 
-    Within a window of side r, the values take (max - min) * LEVELS / r + 1 boxes; if that count grows as r^-b, the
-    dimension is 3 + b: 3 for a smooth volume, 4 for one that is equally rough at all scales. b is the
-    slope of a least-squares line through the windows' counts, both axes logarithmic.
+    Within a window of side r, the values take (max - min) * LEVELS / r + 1 boxes; if that count
+    grows as r^-b, the dimension is 3 + b: 3 for a smooth volume, 4 for one that is equally rough at
+    all scales. b is the slope of a least-squares line through the windows' counts, both axes
+    logarithmic.
     """
     sides = [-log(side) for side in SIDES]
     centre = sum(sides) / len(sides)
     spread = sum((side - centre) ** 2 for side in sides)
     slope = torch.zeros_like(volumes)
-    largest, smallest = volumes, -volumes
-    for side, position in zip(SIDES, sides, strict=True):  # each window is the union of its neighbours' previous ones
-        largest, smallest = functional.max_pool3d(largest, 3, 1, 1), functional.max_pool3d(smallest, 3, 1, 1)
-        slope = slope + (position - centre) / spread * torch.log((largest + smallest) * (LEVELS / side) + 1)
+    largest = volumes
+    smallest = -volumes
+    # each window is the union of its neighbours' previous ones
+    for side, position in zip(SIDES, sides, strict=True):
+        largest = functional.max_pool3d(largest, 3, 1, 1)
+        smallest = functional.max_pool3d(smallest, 3, 1, 1)
+        slope = slope + (position - centre) / spread * torch.log(
+            (largest + smallest) * (LEVELS / side) + 1
+        )
     return _DOMAIN + slope
 
 
 class SoftHistogram(nn.Module):
     """Soft histogram of each channel's values, over bins with learned centres and widths.
 
-    A value counts in bin q by softmax_q(-((value - centre_q) / width_q)^2); outputs are relative to a flat histogram.
+    A value counts in bin q by softmax_q(-((value - centre_q) / width_q)^2); outputs are relative to
+    a flat histogram.
     """
 
     def __init__(self, channels: int, bins: int, lowest: float, highest: float):
@@ -58,10 +70,14 @@ class SoftHistogram(nn.Module):
 
 
 class ClassHead(nn.Module):
-    """Cross-layer aggregation of statistical self-similarity, concatenated to global average pooling."""
+    """Cross-layer aggregation of statistical self-similarity,
+    concatenated to global average pooling.
+    """
 
     def __init__(self, channels: Sequence[int], width: int, bins: int, size_of: int):
-        """Layers with `channels` are mapped to `width` channels, and resized to the size of layer number `size_of`."""
+        """Layers with `channels` are mapped to `width` channels,
+        and resized to the size of layer number `size_of`.
+        """
         super().__init__()
         self.align = nn.ModuleList(nn.Conv2d(inputs, width, 1, bias=False) for inputs in channels)
         self.norm = nn.GroupNorm(width, width)

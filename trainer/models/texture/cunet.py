@@ -1,4 +1,6 @@
-"""CU-Net-like head: the features of a fabric, unmixed into those of its components (Feng et al., IJCV 2019)."""
+"""CU-Net-like head: the features of a fabric, unmixed into those of its components
+(Feng et al., IJCV 2019).
+"""
 
 from typing import cast
 
@@ -9,10 +11,12 @@ from trainer.models.texture.trunk import Pointwise, Stages, scale_to_length, to_
 
 
 class Unmixing(nn.Module):
-    """Soft assignment of every position's descriptor to components, with positive shares that sum to one.
+    """Soft assignment of every position's descriptor to components,
+    with positive shares that sum to one.
 
-    A component's representation is the mean over positions of its share of the descriptor. The representations sum to
-    the mean descriptor, so nothing is lost, and a component that hardly occurs has a short vector.
+    A component's representation is the mean over positions of its share of the descriptor. The
+    representations sum to the mean descriptor, so nothing is lost, and a component that hardly
+    occurs has a short vector.
     """
 
     def __init__(self, width: int, components: int):
@@ -28,13 +32,17 @@ class Unmixing(nn.Module):
 class CUNetHead(nn.Module):
     """1 x 1 convolution and unmixing of the deepest maps."""
 
-    def __init__(self, channels: int, width: int, components: int, length: float, *, batch_norm: bool):
+    def __init__(
+        self, channels: int, width: int, components: int, length: float, *, batch_norm: bool
+    ):
         super().__init__()
         self.reduce = Pointwise(channels, width, batch_norm=batch_norm)
         self.unmixing = Unmixing(width, components)
         self._length = length
 
     def forward(self, stages: Stages) -> Tensor:
-        """Stages -> features [n, components * width], the representations scaled together to one length."""
+        """Stages -> features [n, components * width],
+        the representations scaled together to one length.
+        """
         descriptors = to_descriptors(cast(Tensor, self.reduce(stages[-1])))
         return scale_to_length(self.unmixing(descriptors).flatten(1), self._length)

@@ -1,4 +1,6 @@
-"""Deep-TEN: an encoding layer of learned codewords on a convolutional trunk (Zhang, Xue, Dana, CVPR 2017)."""
+"""Deep-TEN: an encoding layer of learned codewords on a convolutional trunk (Zhang, Xue,
+Dana, CVPR 2017).
+"""
 
 from typing import cast
 
@@ -9,9 +11,13 @@ from trainer.models.texture.trunk import Pointwise, Stages, scale_to_length, to_
 
 
 class DeepTenHead(nn.Module):
-    """1 x 1 convolution, encoding layer, length normalisation: the network's features before its linear classifier."""
+    """1 x 1 convolution, encoding layer, length normalisation:
+    the network's features before its linear classifier.
+    """
 
-    def __init__(self, channels: int, width: int, codewords: int, length: float, *, batch_norm: bool):
+    def __init__(
+        self, channels: int, width: int, codewords: int, length: float, *, batch_norm: bool
+    ):
         super().__init__()
         self.reduce = Pointwise(channels, width, batch_norm=batch_norm)
         self.encoding = Codebook(codewords, width, squared=True)

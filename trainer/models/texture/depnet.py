@@ -1,4 +1,6 @@
-"""DEPNet: texture encoding and global average pooling, merged bilinearly (Xue, Zhang, Dana, CVPR 2018)."""
+"""DEPNet: texture encoding and global average pooling, merged bilinearly (Xue, Zhang, Dana,
+CVPR 2018).
+"""
 
 from torch import Tensor, nn
 
@@ -9,12 +11,20 @@ from trainer.models.texture.trunk import GlobalAveragePooling, Stages, scale_to_
 class DepNetHead(nn.Module):
     """Bilinear product of two views of the deepest maps, each of width `side` (section 3).
 
-    The first view is orderless (an encoding layer), the second spatial (means); their outer product is scaled to one
-    length and mapped to the features.
+    The first view is orderless (an encoding layer), the second spatial (means); their outer product
+    is scaled to one length and mapped to the features.
     """
 
     def __init__(
-        self, channels: int, width: int, codewords: int, side: int, features: int, length: float, *, batch_norm: bool
+        self,
+        channels: int,
+        width: int,
+        codewords: int,
+        side: int,
+        features: int,
+        length: float,
+        *,
+        batch_norm: bool,
     ):
         super().__init__()
         self.texture = nn.Sequential(
@@ -22,7 +32,9 @@ class DepNetHead(nn.Module):
             nn.Linear(codewords * width, side),
             nn.LayerNorm(side),
         )
-        self.pooled = nn.Sequential(GlobalAveragePooling(), nn.Linear(channels, side), nn.LayerNorm(side))
+        self.pooled = nn.Sequential(
+            GlobalAveragePooling(), nn.Linear(channels, side), nn.LayerNorm(side)
+        )
         self.merged = nn.Linear(side * side, features)
         self._length = length
 

@@ -1,9 +1,13 @@
-"""MusTEN and KCA (FedTFI, section 3.3): descriptors encoded by learnable codebooks, and attention to their words."""
+"""MusTEN and KCA (FedTFI, section 3.3): descriptors encoded by learnable codebooks,
+and attention to their words.
+"""
 
 import torch
 from torch import Tensor, nn
 
-_NEAR = 1e-6  # lower bound of squared distances: rounding errors are as large, and the root's slope at 0 is infinite
+# lower bound of squared distances: rounding errors are as large, and the root's slope at 0 is
+# infinite
+_NEAR = 1e-6
 
 
 class Codebook(nn.Module):
@@ -25,11 +29,16 @@ class Codebook(nn.Module):
         return assigned.mT @ descriptors - assigned.sum(1).unsqueeze(2) * self.words
 
     def assign(self, descriptors: Tensor) -> Tensor:
-        """The share of each descriptor [n, N, depth] that each word is assigned, eq. (8): [n, N, words]."""
+        """The share of each descriptor [n, N, depth] that each word is assigned, eq.
+
+        (8): [n, N, words].
+        """
         return torch.softmax(-self.smoothing * self._distances(descriptors), -1)
 
     def _distances(self, descriptors: Tensor) -> Tensor:
-        """[n, N, words], without computing the residuals: they would take `depth` times the memory."""
+        """[n, N, words], without computing the residuals:
+        they would take `depth` times the memory.
+        """
         lengths = descriptors.square().sum(2, keepdim=True) + self.words.square().sum(1)
         squares = (lengths - 2 * descriptors @ self.words.mT).clamp(min=_NEAR)
         return squares if self.squared else squares.sqrt()
@@ -40,7 +49,9 @@ class MultiScale(nn.Module):
 
     def __init__(self, codebooks: tuple[int, ...], depth: int, *, squared: bool = False):
         super().__init__()
-        self.codebooks = nn.ModuleList(Codebook(words, depth, squared=squared) for words in codebooks)
+        self.codebooks = nn.ModuleList(
+            Codebook(words, depth, squared=squared) for words in codebooks
+        )
 
     def forward(self, descriptors: Tensor) -> Tensor:
         """[n, N, depth] -> [n, words of all codebooks, depth]."""

@@ -9,7 +9,9 @@ STEM_CHANNELS = 128
 
 
 class Stem(nn.Module):
-    """conv1_1 .. conv2_2 with pool1 and pool2 (Simonyan and Zisserman, 2015), after a 1 x 1 colour layer."""
+    """conv1_1 .. conv2_2 with pool1 and pool2 (Simonyan and Zisserman, 2015),
+    after a 1 x 1 colour layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""TEL, texture embedding learning (FedTFI, section 3.2): a pre-norm transformer encoder over patches of maps."""
+"""TEL, texture embedding learning (FedTFI, section 3.2):
+a pre-norm transformer encoder over patches of maps.
+"""
 
 from typing import cast
 
@@ -33,14 +35,17 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
         for layer in (self.qkv, self.out):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[n, N, width] -> [n, N, width]."""
-        queries, keys, values = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        queries, keys, values = (
+            self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        )
         seen = functional.scaled_dot_product_attention(queries, keys, values)
         return cast(Tensor, self.out(seen.transpose(1, 2).flatten(2)))
 
@@ -50,9 +55,11 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, ratio: int):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
-        self.hidden, self.out = nn.Linear(width, ratio * width), nn.Linear(ratio * width, width)
+        self.hidden = nn.Linear(width, ratio * width)
+        self.out = nn.Linear(ratio * width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[n, N, width] -> [n, N, width]."""
@@ -76,8 +83,8 @@ class PositionalEmbedding(nn.Module):
 class TextureEmbedding(nn.Module):
     """Embedded patches with positions, through transformer blocks and a final LayerNorm.
 
-    The paper does not mention the final LayerNorm. Every pre-norm encoder has one; without it the triplet loss
-    would compare tokens of arbitrary length.
+    The paper does not mention the final LayerNorm. Every pre-norm encoder has one; without it the
+    triplet loss would compare tokens of arbitrary length.
     """
 
     def __init__(self, channels: int, count: int, width: int, depth: int, heads: int, ratio: int):
@@ -88,6 +95,8 @@ class TextureEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps [n, channels, h, w] of `count` patches -> the output token [n, width], the others [n, count, width]."""
+        """Maps [n, channels, h, w] of `count` patches -> the output token [n, width],
+        the others [n, count, width].
+        """
         tokens = self.norm(self.blocks(self.place(self.embed(cut_patches(maps)))))
         return tokens[:, 0], tokens[:, 1:]

@@ -15,7 +15,10 @@ MAP_CHANNELS = 64
 
 
 class TextureNetwork(nn.Module):
-    """A sequence of named parts. Of the outputs of `tel`, the tokens are passed on, not the output token."""
+    """A sequence of named parts.
+
+    Of the outputs of `tel`, the tokens are passed on, not the output token.
+    """
 
     def __init__(self, parts: Mapping[str, nn.Module]):
         super().__init__()
@@ -38,7 +41,9 @@ def remove_stem(encoder: nn.Module) -> nn.Module:
 
 
 class CodebookHead(nn.Module):
-    """Tokens -> MusTEN -> KCA -> a hidden layer: descriptors are reduced to `depth` numbers by a 1 x 1 convolution."""
+    """Tokens -> MusTEN -> KCA -> a hidden layer:
+    descriptors are reduced to `depth` numbers by a 1 x 1 convolution.
+    """
 
     def __init__(self, inputs: int, codebooks: tuple[int, ...], depth: int, features: int):
         super().__init__()
@@ -66,15 +71,25 @@ class PooledHead(nn.Module):
         return torch.relu(self.hidden(tokens.mean(1)))
 
 
-def build(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> nn.Module:
-    """FedTFI's network for images of `size` pixels; without `tel` or `codebooks` that part is left out."""
+def build(
+    size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int
+) -> nn.Module:
+    """FedTFI's network for images of `size` pixels;
+    without `tel` or `codebooks` that part is left out.
+    """
     count = (size // 4 // PATCH_SIDE) ** 2
     width = tel.width if tel else MAP_CHANNELS * PATCH_SIDE**2
+    layers = {"tel": TextureEmbedding(MAP_CHANNELS, count, *tel)} if tel else {"patches": Patches()}
+    encoding = (
+        CodebookHead(width, codebooks, depth, features)
+        if codebooks
+        else PooledHead(width, features)
+    )
     return TextureNetwork(
         {
             "stem": Stem(),
             "project": nn.Conv2d(STEM_CHANNELS, MAP_CHANNELS, 1),
-            **({"tel": TextureEmbedding(MAP_CHANNELS, count, *tel)} if tel else {"patches": Patches()}),
-            "encoding": CodebookHead(width, codebooks, depth, features) if codebooks else PooledHead(width, features),
+            **layers,
+            "encoding": encoding,
         }
     )

@@ -1,7 +1,7 @@
 """Texture networks by the names that `--model` takes. Imports torch only to build one.
 
-To add a network, add a line to PRESETS, and a function here if none builds its kind. Those named `*_small` train on
-two cores; the others are meant for a GPU.
+To add a network, add a line to PRESETS, and a function here if none builds its kind. Those named
+`*_small` train on two cores; the others are meant for a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Preset(NamedTuple):
     features: int  # width of its feature vector
     values: int  # how many numbers its encoder holds
     stem: bool = True  # whether it begins with VGG19's first layers, frozen
-    imagenet: str = "VGG19_Weights"  # torchvision's weights that it starts from, in its stem or its trunk
+    # torchvision's weights that it starts from, in its stem or its trunk
+    imagenet: str = "VGG19_Weights"
 
     @property
     def begins_with(self) -> str:
@@ -34,8 +35,13 @@ class Preset(NamedTuple):
         return f"{network}'s first layers" if self.stem else f"torchvision's {network}"
 
 
-def _from_parts(size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int) -> Build:
-    """FedTFI's network. Without `tel` or `codebooks` (words of width `depth`) that part is left out."""
+def _from_parts(
+    size: int, features: int, tel: Tel | None, codebooks: tuple[int, ...], depth: int
+) -> Build:
+    """FedTFI's network.
+
+    Without `tel` or `codebooks` (words of width `depth`) that part is left out.
+    """
 
     def build() -> nn.Module:
         from trainer.models.texture import texture_network  # noqa: PLC0415  (imports torch)
@@ -74,8 +80,12 @@ PRESETS: dict[str, Preset] = {
     "tel_deepten_small": Preset(_baseline("deepten", "tel"), 64, 1024, 584_348),
     "tel_dep_small": Preset(_baseline("dep", "tel"), 64, 128, 635_772),
     "tel_class_small": Preset(_baseline("class", "tel"), 64, 256, 581_420),
-    "deepten_resnet18": _on_torchvision("deepten", "resnet18", "ResNet18_Weights", 4096, 11_256_288),
-    "deepten_resnet50": _on_torchvision("deepten", "resnet50", "ResNet50_Weights", 4096, 23_827_936),
+    "deepten_resnet18": _on_torchvision(
+        "deepten", "resnet18", "ResNet18_Weights", 4096, 11_256_288
+    ),
+    "deepten_resnet50": _on_torchvision(
+        "deepten", "resnet50", "ResNet50_Weights", 4096, 23_827_936
+    ),
     "dep_resnet18": _on_torchvision("dep", "resnet18", "ResNet18_Weights", 128, 11_876_296),
     "dep_resnet50": _on_torchvision("dep", "resnet50", "ResNet50_Weights", 128, 24_745_952),
     "class_resnet18": _on_torchvision("class", "resnet18", "ResNet18_Weights", 1024, 11_248_704),

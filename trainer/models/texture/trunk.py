@@ -1,4 +1,6 @@
-"""Trunks of the baseline networks: feature maps in stages, from shallow to deep; and the simplest head."""
+"""Trunks of the baseline networks: feature maps in stages, from shallow to deep;
+and the simplest head.
+"""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -14,7 +16,10 @@ _GROUPS = 8
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut (He et al. 2016), with GroupNorm: batches may be of any size."""
+    """Two 3 x 3 convolutions beside a shortcut (He et al.
+
+    2016), with GroupNorm: batches may be of any size.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
@@ -40,13 +45,15 @@ class SmallTrunk(nn.Module):
     def __init__(self, channels: int, widths: Sequence[int]):
         super().__init__()
         inputs = (channels, *widths[:-1])
-        self.blocks = nn.ModuleList(
-            ResidualBlock(before, after, 1 if index else 2)
-            for index, (before, after) in enumerate(zip(inputs, widths, strict=True))
-        )
+        self.blocks = nn.ModuleList()
+        for index, (before, after) in enumerate(zip(inputs, widths, strict=True)):
+            stride = 1 if index else 2
+            self.blocks.append(ResidualBlock(before, after, stride))
 
     def forward(self, maps: Tensor) -> list[Tensor]:
-        """[n, channels, h, w] -> the maps themselves, then those of each stage, [n, width, h / 2, w / 2]."""
+        """[n, channels, h, w] -> the maps themselves, then those of each stage, [n, width,
+        h / 2, w / 2].
+        """
         stages = [maps]
         for block in self.blocks:
             stages.append(block(stages[-1]))
@@ -54,13 +61,20 @@ class SmallTrunk(nn.Module):
 
 
 class ResNetTrunk(nn.Module):
-    """The convolutions of one of torchvision's residual networks, with torchvision's tensor names."""
+    """The convolutions of one of torchvision's residual networks,
+    with torchvision's tensor names.
+    """
 
     def __init__(self, network: Any):
         super().__init__()
-        self.conv1, self.bn1, self.relu, self.maxpool = network.conv1, network.bn1, network.relu, network.maxpool
-        self.layer1, self.layer2 = network.layer1, network.layer2
-        self.layer3, self.layer4 = network.layer3, network.layer4
+        self.conv1 = network.conv1
+        self.bn1 = network.bn1
+        self.relu = network.relu
+        self.maxpool = network.maxpool
+        self.layer1 = network.layer1
+        self.layer2 = network.layer2
+        self.layer3 = network.layer3
+        self.layer4 = network.layer4
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """[n, 3, S, S] -> four stages, of S/4, S/8, S/16 and S/32 pixels a side."""
@@ -71,7 +85,9 @@ class ResNetTrunk(nn.Module):
 
 
 class DenseTrunk(nn.Module):
-    """The convolutions of one of torchvision's densely connected networks, with torchvision's tensor names."""
+    """The convolutions of one of torchvision's densely connected networks,
+    with torchvision's tensor names.
+    """
 
     def __init__(self, network: Any):
         super().__init__()
@@ -108,11 +124,15 @@ class Pointwise(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """A head for maps on a transformer's tokens: the grid of tokens stands in for each stage that the head reads."""
+    """A head for maps on a transformer's tokens:
+    the grid of tokens stands in for each stage that the head reads.
+    """
 
     def __init__(self, head: nn.Module, side: int, stages: int = 1):
         super().__init__()
-        self.head, self._side, self._stages = head, side, stages
+        self.head = head
+        self._side = side
+        self._stages = stages
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [n, side * side, d] -> the head's features."""
@@ -126,5 +146,7 @@ def to_descriptors(maps: Tensor) -> Tensor:
 
 
 def scale_to_length(vectors: Tensor, length: float) -> Tensor:
-    """Vectors [n, d] scaled to one Euclidean length; a zero vector stays zero, with a finite gradient."""
+    """Vectors [n, d] scaled to one Euclidean length; a zero vector stays zero,
+    with a finite gradient.
+    """
     return vectors * (length * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-12))

@@ -16,7 +16,8 @@ def track(wanted: Mapping[str, str], report: Report) -> Iterator[Report]:
     """A report that also feeds trackers, given as name and place.
 
     Raises:
-        UsageError: there is no such tracker, its package is not installed, or the place cannot be one.
+        UsageError: there is no such tracker, its package is not installed, or the place cannot be
+            one.
     """
     made = {name: _make(name, place) for name, place in wanted.items()}
     with ExitStack() as stack:

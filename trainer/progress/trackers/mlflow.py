@@ -1,4 +1,6 @@
-"""Runs on an MLflow tracking server: an experiment for each federation, a run for each of its runs."""
+"""Runs on an MLflow tracking server: an experiment for each federation,
+a run for each of its runs.
+"""
 
 import os
 import re
@@ -7,7 +9,8 @@ from collections.abc import Sequence
 from broker_config.protocol.errors import UsageError
 from trainer.progress.trackers.tracker import Point, Run
 
-# MLflow reads these when it is imported. Nobody is told that it is used here, and a server that is away is our concern.
+# MLflow reads these when it is imported. Nobody is told that it is used here, and a server that is
+# away is our concern.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")  # seconds
@@ -28,20 +31,24 @@ class MLflow:
         if not re.fullmatch(r"https?://[^/@\s]+(/\S*)?", url):
             raise UsageError(
                 f"{url!r} is not the URL of an MLflow server",
-                "write http://HOST:PORT or https://HOST; user and password come from MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD",
+                "write http://HOST:PORT or https://HOST; user and password come from "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
             )
-        self._client, self._run = MlflowClient(url), ""
+        self._client = MlflowClient(url)
+        self._run = ""
         self.remedy = (
-            f"start the MLflow server at {url}, or correct --track; a server that asks who we are takes "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            f"start the MLflow server at {url}, or correct --track; a server that asks who we "
+            "are takes MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN"
         )
 
     def begin(self, run: Run) -> None:
         """Found by its tag when it goes on, or when an earlier attempt came to nothing half-way."""
         client = self._client
         experiment = client.get_experiment_by_name(run.federation)
-        number = experiment.experiment_id if experiment else client.create_experiment(run.federation)
+        number = (
+            experiment.experiment_id if experiment else client.create_experiment(run.federation)
+        )
         known = client.search_runs([number], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
         if known:
             self._run = known[0].info.run_id
@@ -54,9 +61,12 @@ class MLflow:
 
     def record(self, points: Sequence[Point]) -> None:
         """Log metrics; a value that is sent again is the same value."""
-        metrics = [Metric(each.name, each.value, int(1000 * each.time), each.round) for each in points]
+        metrics = [
+            Metric(each.name, each.value, int(1000 * each.time), each.round) for each in points
+        ]
         self._client.log_batch(self._run, metrics=metrics)
 
     def end(self, *, finished: bool) -> None:
         """A run that is suspended counts as killed until it goes on."""
-        self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
+        status = "FINISHED" if finished else "KILLED"
+        self._client.set_terminated(self._run, status)

@@ -1,4 +1,6 @@
-"""Experiment trackers: the interface of one, and the thread that feeds it from events and holds up nobody."""
+"""Experiment trackers: the interface of one,
+and the thread that feeds it from events and holds up nobody.
+"""
 
 import queue
 import re
@@ -24,7 +26,8 @@ from trainer.progress.events import (
 )
 
 _BATCH = 500  # points; MLflow takes 1000
-_NAME = re.compile(r"\w[\w. -]*", re.ASCII)  # what a tracker takes; a metric's name comes from a node
+# what a tracker takes; a metric's name comes from a node
+_NAME = re.compile(r"\w[\w. -]*", re.ASCII)
 
 
 class Run(NamedTuple):
@@ -45,7 +48,10 @@ class Point(NamedTuple):
 
 
 class Tracker(Protocol):
-    """One place that records runs. Its methods may take long and raise anything: they are then called again."""
+    """One place that records runs.
+
+    Its methods may take long and raise anything: they are then called again.
+    """
 
     remedy: str
     """What to do when it fails."""
@@ -72,8 +78,12 @@ LIMITS = Limits()
 
 
 @contextmanager
-def tracking(name: str, tracker: Tracker, report: Report, limits: Limits = LIMITS) -> Iterator[Report]:
-    """A report that also feeds a tracker; `report` gets everything, and is told once if the tracker fails."""
+def tracking(
+    name: str, tracker: Tracker, report: Report, limits: Limits = LIMITS
+) -> Iterator[Report]:
+    """A report that also feeds a tracker; `report` gets everything,
+    and is told once if the tracker fails.
+    """
     feed = _Feed(name, tracker, limits)
 
     def track(event: AnyEvent) -> None:
@@ -92,7 +102,11 @@ def to_points(event: AnyEvent) -> Iterator[tuple[str, float, int]]:
     """The name, value and round of each metric that an event carries."""
     match event:
         case Measured(node=node, round=round_, metrics=metrics):
-            yield from ((f"{each}/{node}", metrics[each], round_) for each in metrics if _NAME.fullmatch(each))
+            yield from (
+                (f"{each}/{node}", metrics[each], round_)
+                for each in metrics
+                if _NAME.fullmatch(each)
+            )
         case Contribution(node=node, round=round_):
             yield f"weight/{node}", event.weight, round_
             yield f"bytes/{node}", event.bytes, round_
@@ -101,15 +115,23 @@ def to_points(event: AnyEvent) -> Iterator[tuple[str, float, int]]:
                 yield f"round/{name}", getattr(event, name), round_
             yield "round/contributors", len(event.contributors), round_
             for node, counted in event.limited.items():
-                yield from ((f"counted {what}/{node}", share, round_) for what, share in counted.items())
+                yield from (
+                    (f"counted {what}/{node}", share, round_) for what, share in counted.items()
+                )
 
 
 class _Feed:
-    """What waits for one tracker, and the thread that brings it there. All methods are called by one other thread."""
+    """What waits for one tracker, and the thread that brings it there.
+
+    All methods are called by one other thread.
+    """
 
     def __init__(self, name: str, tracker: Tracker, limits: Limits):
-        self._name, self._tracker, self._limits = name, tracker, limits
-        self._points: queue.SimpleQueue[Point | None] = queue.SimpleQueue()  # None: there are no more
+        self._name = name
+        self._tracker = tracker
+        self._limits = limits
+        # None: there are no more
+        self._points: queue.SimpleQueue[Point | None] = queue.SimpleQueue()
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -119,11 +141,14 @@ class _Feed:
     def take(self, event: AnyEvent) -> None:
         if isinstance(event, Gathering) and self._thread is None:
             run = Run(event.federation, event.run, event.settings)
-            self._thread = threading.Thread(target=self._work, args=(run,), daemon=True, name=f"tracker-{self._name}")
+            self._thread = threading.Thread(
+                target=self._work, args=(run,), daemon=True, name=f"tracker-{self._name}"
+            )
             self._thread.start()
         self._finished |= isinstance(event, FederationFinished)
         now = time.time()
-        for name, value, round_ in to_points(event) if self._thread else ():
+        points = to_points(event) if self._thread else ()
+        for name, value, round_ in points:
             self._taken += 1
             if self._points.qsize() < self._limits.waiting:
                 self._points.put(Point(name, float(value), round_, now))
@@ -179,10 +204,11 @@ class _Feed:
     def _report_failure(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            reason, remedy = abbreviate(str(error) or type(error).__name__), self._tracker.remedy
+            reason = abbreviate(str(error) or type(error).__name__)
+            remedy = self._tracker.remedy
             self._note(
-                f"{self._name} records nothing now: {reason}; the federation goes on, and values wait. "
-                f"What to do: {remedy}"
+                f"{self._name} records nothing now: {reason}; the federation goes on, and values "
+                f"wait. What to do: {remedy}"
             )
 
     def _note(self, text: str) -> None:

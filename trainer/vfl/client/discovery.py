@@ -23,12 +23,14 @@ def find_spec(
     state: Path = Path(),
     report: progress.Report = progress.ignore,
 ) -> VflSpec | None:
-    """The spec of the one vertical federation on this broker, or of the named one; None when `stop` said so.
+    """The spec of the one vertical federation on this broker, or of the named one;
+    None when `stop` said so.
 
     One counts if its head is connected, if it is named, or if `state` has something of its run.
 
     Raises:
-        EndedError: there are only such as have played all rounds, whose heads have gone, and no other run begins.
+        EndedError: there are only such as have played all rounds, whose heads have gone, and no
+            other run begins.
         UsageError: there are several, or it speaks another version.
         BrokerError: there is none within `wait` seconds.
     """
@@ -36,14 +38,32 @@ def find_spec(
 
     def select(retained: Mapping[str, bytes]) -> Mapping[str, VflSpec]:
         nonlocal told
-        specs = {spec.federation: spec for topic, payload in retained.items() if (spec := _read(topic, payload))}
-        known = {name for name, spec in specs.items() if _has_head(retained, name) or (state / spec.run).exists()}
-        over = {name for name, spec in specs.items() if name not in known and _has_finished(retained, spec)}
-        joinable = {name: spec for name, spec in specs.items() if name in known or (federation and name not in over)}
+        specs = {
+            spec.federation: spec
+            for topic, payload in retained.items()
+            if (spec := _read(topic, payload))
+        }
+        known = {
+            name
+            for name, spec in specs.items()
+            if _has_head(retained, name) or (state / spec.run).exists()
+        }
+        over = {
+            name
+            for name, spec in specs.items()
+            if name not in known and _has_finished(retained, spec)
+        }
+        joinable = {
+            name: spec
+            for name, spec in specs.items()
+            if name in known or (federation and name not in over)
+        }
         if over and over == specs.keys():
             raise EndedError(
-                f"vertical federation {min(over)} has played all its rounds, none of them with this state folder",
-                "name its folder with --state; or ask for a new run (edge-node vfl coordinate --new), then join again",
+                f"vertical federation {min(over)} has played all its rounds, none of them with "
+                "this state folder",
+                "name its folder with --state; or ask for a new run (edge-node vfl coordinate "
+                "--new), then join again",
             )
         if not joinable:
             check_version(retained)
@@ -55,7 +75,8 @@ def find_spec(
 
     absent = BrokerError(
         f"no head of a vertical federation appeared on {endpoint} within {wait:.0f} s",
-        "start edge-node vfl coordinate first, and check that both use the same broker and --federation",
+        "start edge-node vfl coordinate first, and check that both use the same broker and "
+        "--federation",
     )
     name = federation or "+"
     filters = [
@@ -63,7 +84,9 @@ def find_spec(
         topics.presence(name, topics.COORDINATOR),
         topics.round_state(name),
     ]
-    return wait_for_spec(endpoint, filters, select, wait, absent, lambda text: report(progress.Note(text=text)), stop)
+    return wait_for_spec(
+        endpoint, filters, select, wait, absent, lambda text: report(progress.Note(text=text)), stop
+    )
 
 
 def _has_head(retained: Mapping[str, bytes], federation: str) -> bool:
@@ -84,6 +107,8 @@ def _has_finished(retained: Mapping[str, bytes], spec: VflSpec) -> bool:
 def _read(topic: str, payload: bytes) -> VflSpec | None:
     """The spec; None for one of a horizontal federation."""
     try:
-        return decode(payload, VflSpec) if topic == topics.spec(topics.federation_of(topic)) else None
+        return (
+            decode(payload, VflSpec) if topic == topics.spec(topics.federation_of(topic)) else None
+        )
     except DecodeError:
         return None

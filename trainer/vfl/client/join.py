@@ -1,4 +1,7 @@
-"""A sensor's joining of a vertical federation: discovery, then its session. Itself without torch."""
+"""A sensor's joining of a vertical federation: discovery, then its session.
+
+Itself without torch.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +61,8 @@ def join(
         from trainer.vfl.client.session_state import NewRunError  # noqa: PLC0415
 
         try:
-            return take_part(spec, name, rows, endpoint, state, report=report, stop=stop, deploying=deploying)
+            return take_part(
+                spec, name, rows, endpoint, state, report=report, stop=stop, deploying=deploying
+            )
         except NewRunError as begun:
             report(progress.Note(text=f"the head has begun run {begun.run}: taking part in it"))

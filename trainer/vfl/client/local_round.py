@@ -20,7 +20,10 @@ class LocalRound(NamedTuple):
     reply: tensor_frames.Reply
 
     def put(self, frame: Represented | Graded) -> bool:
-        """Take in what the head sends back; whether it is whole now. ValueError says why it cannot be."""
+        """Take in what the head sends back; whether it is whole now.
+
+        ValueError says why it cannot be.
+        """
         match self.reply, frame:
             case tensor_frames.RepresentationBuffer() as reply, Represented():
                 reply.put(frame)
@@ -33,7 +36,8 @@ class LocalRound(NamedTuple):
     def train(self, sensor: Sensor) -> int:
         """Take the local iterations that the head has decided, and return how many.
 
-        A sensor learns nothing from products that it has no sample of: zeros with a label would mislead it.
+        A sensor learns nothing from products that it has no sample of: zeros with a label would
+        mislead it.
         """
         if len(self.missing) == len(self.samples):
             return 0
@@ -42,7 +46,9 @@ class LocalRound(NamedTuple):
                 steps = reply.iterations[sensor.index]
                 phi = Representation(phi.head, tuple(self._there(each) for each in phi.embeddings))
                 sensor.train(self._there(self.samples), self._there(labels), phi, steps, self.round)
-            case tensor_frames.GradientBuffer(whole=gradient, curvature=curvature, iterations=steps):
+            case tensor_frames.GradientBuffer(
+                whole=gradient, curvature=curvature, iterations=steps
+            ):
                 sensor.train_on_gradients(
                     self._there(self.samples), self._there(gradient), curvature, steps, self.round
                 )

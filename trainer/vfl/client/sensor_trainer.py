@@ -27,33 +27,50 @@ from trainer.vfl.simulation import release
 _SOURCE = "source"  # name in a checkpoint
 _PASSED_BY = 100  # rows
 Taken = tuple[Array, tuple[int, ...]]
-"""Samples of a round's products, float32 [N, columns, cycles], and the rows of those that are lacking."""
+"""Samples of a round's products, float32 [N, columns, cycles],
+and the rows of those that are lacking.
+"""
 
 
 class Deploy(Protocol):
-    """Deployment of a sensor: called after each round, again and again while none is played, and at the end."""
+    """Deployment of a sensor: called after each round, again and again while none is played,
+    and at the end.
+    """
 
-    def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
+    def __call__(
+        self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool
+    ) -> None:
         """With the `last` call this process ends, or the run."""
 
 
 class SensorTrainer:
-    """The sensor as it learns. `round` is the last one that it has learnt from; `has_learnt`: since it was restored."""
+    """The sensor as it learns.
 
-    def __init__(self, spec: VflSpec, name: str, rows: RowFile, folder: Path, warn: Warn, deploy: Deploy):
-        self.spec, self.name, self.rows = spec, name, rows
+    `round` is the last one that it has learnt from; `has_learnt`: since it was restored.
+    """
+
+    def __init__(
+        self, spec: VflSpec, name: str, rows: RowFile, folder: Path, warn: Warn, deploy: Deploy
+    ):
+        self.spec = spec
+        self.name = name
+        self.rows = rows
         self.samples = Samples(rows, spec.cycles, warn)
         self.positions = ProductPositions()
         self.iteration = 0.0  # seconds, as measured in the last round
         self._size = embedding_size(spec.network, (self.samples.columns, spec.cycles))
-        self._secret, self._deploy = _secret(folder), deploy
+        self._secret = _secret(folder)
+        self._deploy = deploy
         self._checkpoints = Checkpoints(folder / spec.run, warn)
         self.restore(max(self.kept))
 
     @property
     def product_bytes(self) -> int:
-        """What one product of a round takes: its sample, and the embeddings that the head sends back."""
-        embeddings = self._size * (len(self.spec.sensors) if self.spec.labels == "shared" else 1)
+        """What one product of a round takes: its sample,
+        and the embeddings that the head sends back.
+        """
+        sensors = len(self.spec.sensors) if self.spec.labels == "shared" else 1
+        embeddings = self._size * sensors
         return 4 * (self.samples.columns * self.spec.cycles + embeddings)
 
     @property
@@ -72,20 +89,34 @@ class SensorTrainer:
         return True
 
     def restore(self, round_: int) -> None:
-        """Be where a checkpoint was made; round 0 is before the first. UsageError if it is of other columns."""
-        spec, shape = self.spec, (self.samples.columns, self.spec.cycles)
+        """Be where a checkpoint was made; round 0 is before the first.
+
+        UsageError if it is of other columns.
+        """
+        spec = self.spec
+        shape = (self.samples.columns, self.spec.cycles)
         index = spec.sensors.index(self.name)
         self.sensor = Sensor(
-            index, self.name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, self._secret
+            index,
+            self.name,
+            spec.network,
+            shape,
+            spec.recipe,
+            spec.seed,
+            spec.privacy.clip,
+            self._secret,
         )
         self.samples.scaling = None
-        self.round, self.has_learnt = round_, False
+        self.round = round_
+        self.has_learnt = False
         if round_:
             state = self._checkpoints.load(round_)
             self._check_source(state[_SOURCE].numpy().tobytes())
             self.sensor.model.load_state_dict(strip_prefix("model.", state))
             if scaling := strip_prefix("scaling.", state):  # else it had no rows yet
-                self.samples.scaling = Scaling(**{name: each.numpy() for name, each in scaling.items()})
+                self.samples.scaling = Scaling(
+                    **{name: each.numpy() for name, each in scaling.items()}
+                )
                 low, high, deviation = (state[f"extent.{name}"] for name in Extent._fields)
                 self.sensor.sent = Extent(low.numpy(), high.numpy(), deviation.item())
 
@@ -97,19 +128,32 @@ class SensorTrainer:
         return taken
 
     def has_passed(self, products: Sequence[str]) -> bool:
-        """Whether the file is so far beyond these products that what it lacks of them will hardly come."""
+        """Whether the file is so far beyond these products that what it lacks of them will
+        hardly come.
+        """
         return self.samples.count_after(products) >= _PASSED_BY
 
     def describe_missing(self, lacking: Sequence[str]) -> str:
         """Products without a sample, and what would help."""
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        named, cycles = f"product {abbreviate(lacking[0], 64)}{others}", self.spec.cycles
+        named = f"product {abbreviate(lacking[0], 64)}{others}"
+        cycles = self.spec.cycles
         if all(map(self.samples.has_row, lacking)):
-            return f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the labels"
+            return (
+                f"rows before {named}: a sample takes {cycles} of a unit; leave such out of the "
+                "labels"
+            )
         return f"{named}: append its row"
 
     def start_round(
-        self, frame: Opened, products: Sequence[str], taken: Taken, *, since: float, session: str, attempt: int
+        self,
+        frame: Opened,
+        products: Sequence[str],
+        taken: Taken,
+        *,
+        since: float,
+        session: str,
+        attempt: int,
     ) -> LocalRound:
         """Take part in a round, known of `since` then, with these samples."""
         if self.samples.scaling is None:
@@ -135,7 +179,9 @@ class SensorTrainer:
         count, size = sent.received.shape
         reply: tensor_frames.Reply = tensor_frames.GradientBuffer(count, size)
         if self.spec.labels == "shared":
-            reply = tensor_frames.RepresentationBuffer(count, [size] * len(self.spec.sensors), len(self.spec.classes))
+            reply = tensor_frames.RepresentationBuffer(
+                count, [size] * len(self.spec.sensors), len(self.spec.classes)
+            )
         return LocalRound(frame.round, samples, missing, payloads, reply)
 
     def train(self, turn: LocalRound) -> None:
@@ -146,7 +192,8 @@ class SensorTrainer:
 
     def finish_round(self, round_: int) -> None:
         """A round is over; where it led is written down at the end of a group."""
-        self.round, self.has_learnt = round_, True
+        self.round = round_
+        self.has_learnt = True
         if round_ % self.spec.commit == 0:
             self.commit()
         self.deploy(last=False)
@@ -158,13 +205,22 @@ class SensorTrainer:
 
     def commit(self) -> None:
         """Write down where this sensor is; what no checkpoint needs is forgotten."""
-        scaling, extent = self.samples.scaling, self.sensor.extent
+        scaling = self.samples.scaling
+        extent = self.sensor.extent
         if self.round not in self.kept:
-            state = {f"model.{name}": value for name, value in self.sensor.model.state_dict().items()}
+            state = {
+                f"model.{name}": value for name, value in self.sensor.model.state_dict().items()
+            }
             state[_SOURCE] = torch.frombuffer(bytearray(_read_as(self.rows)), dtype=torch.uint8)
             if scaling and extent:
-                state |= {f"scaling.{name}": torch.from_numpy(each) for name, each in scaling._asdict().items()}
-                state |= {f"extent.{name}": torch.as_tensor(each) for name, each in extent._asdict().items()}
+                state |= {
+                    f"scaling.{name}": torch.from_numpy(each)
+                    for name, each in scaling._asdict().items()
+                }
+                state |= {
+                    f"extent.{name}": torch.as_tensor(each)
+                    for name, each in extent._asdict().items()
+                }
             self._checkpoints.save(self.round, state)
         first = self.spec.window.span(min(self.kept) + 1)[0]
         self.positions.drop_before(first)
@@ -175,26 +231,33 @@ class SensorTrainer:
         """A model knows its columns by their order."""
         if before != (now := _read_as(self.rows)):
             raise UsageError(
-                f"{self.name} has learnt from other columns: {before.decode()}; they are now {now.decode()}",
-                "pass the same --columns, --condition, --product and --unit, or choose another --state folder",
+                f"{self.name} has learnt from other columns: {before.decode()}; they are now "
+                f"{now.decode()}",
+                "pass the same --columns, --condition, --product and --unit, or choose another "
+                "--state folder",
             )
 
 
 def _read_as(rows: RowFile) -> bytes:
     """What a sensor's samples are made of."""
     condition = {"condition": rows.settings} if rows.settings else {}
-    return msgspec.json.encode({"columns": rows.columns, "product": rows.product, "unit": rows.unit, **condition})
+    return msgspec.json.encode(
+        {"columns": rows.columns, "product": rows.product, "unit": rows.unit, **condition}
+    )
 
 
 def _secret(folder: Path) -> bytes:
-    """What protection draws its noise by: 32 bytes, made for the state folder, that nobody else knows."""
+    """What protection draws its noise by: 32 bytes, made for the state folder,
+    that nobody else knows.
+    """
     path = folder / "secret.json"
     try:
         found = checksums.read_record(path, bytes)
     except checksums.DamagedError as error:
         raise EdgeNodeError(
             f"the secret {path} is damaged: {error}",
-            "restore it from a copy, or remove it: noise that protects embeddings is then drawn by a new one",
+            "restore it from a copy, or remove it: noise that protects embeddings is then drawn "
+            "by a new one",
         ) from error
     if found is None:
         found = secrets.token_bytes(32)

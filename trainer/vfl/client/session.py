@@ -78,7 +78,8 @@ def take_part(
     deploying: Callable[[], Deploy] = lambda: lambda *_, **__: None,
     head_wait: float = HEAD_WAIT,
 ) -> tuple[int, bool]:
-    """Take part until the run ends; return the last round trained on, and whether the run has ended.
+    """Take part until the run ends; return the last round trained on,
+    and whether the run has ended.
 
     Where all rounds are played, `head_wait` is how many seconds a head has to ask for more.
 
@@ -110,10 +111,14 @@ class _Sensor:
         deploy: Deploy,
         head_wait: float,
     ):
-        self._spec, self._name, self._report = spec, name, report
+        self._spec = spec
+        self._name = name
+        self._report = report
         self._me = checkpoint.begin_session(folder)
         self._trainer = SensorTrainer(spec, name, rows, folder, self._note, deploy)
-        self._state = start(spec, name, self._me.session, self._trainer.round, time.monotonic(), head_wait)
+        self._state = start(
+            spec, name, self._me.session, self._trainer.round, time.monotonic(), head_wait
+        )
         self._taken: Taken | None = None  # the samples that were read last
         self._local: LocalRound | None = None  # the round whose embeddings are sent
         self._inbox = EventQueue(EVENT_QUEUE)
@@ -133,15 +138,20 @@ class _Sensor:
             self._note(f"waiting for rows in {self._trainer.rows.path}")
         if not await_broker(self._mqtt.open, self._report, stop):
             return self._state.round, False
-        federation, name = self._spec.federation, self._name
-        self._note(f"taking part in federation {federation!r} as {name}, from round {self._state.round + 1} on")
+        federation = self._spec.federation
+        name = self._name
+        self._note(
+            f"taking part in federation {federation!r} as {name}, from round "
+            f"{self._state.round + 1} on"
+        )
         self._report_privacy()
         while not self._state.over:
             if stop():
                 self._deploy(last=True)
                 return self._state.round, False
             with contextlib.suppress(queue.Empty):
-                self._handle(self._inbox.get(timeout=_LOOK if self._state.is_polling else _TICK))
+                timeout = _LOOK if self._state.is_polling else _TICK
+                self._handle(self._inbox.get(timeout=timeout))
             if self._inbox.empty():
                 self._feed(Idle(time.monotonic()))
                 self._deploy(last=False)
@@ -185,7 +195,10 @@ class _Sensor:
             if frame.run == self._spec.run:
                 check_frame(frame, self._spec, self._trainer.product_bytes)
                 now = time.monotonic()
-                self._feed(RoundOpened(frame, now) if isinstance(frame, Opened) else Replied(frame, now))
+                event = (
+                    RoundOpened(frame, now) if isinstance(frame, Opened) else Replied(frame, now)
+                )
+                self._feed(event)
             return
         match message := decode(payload, Message):
             case Refusal():
@@ -228,7 +241,8 @@ class _Sensor:
                 return Described(training.describe_missing(products))
 
     def _read_rows(self, asked: ReadRows) -> Answer:
-        training, late = self._trainer, asked.late
+        training = self._trainer
+        late = asked.late
         self._taken = None
         products = training.positions.get(asked.frame.first, asked.frame.last)
         if products is None:
@@ -244,25 +258,37 @@ class _Sensor:
         training = self._trainer
         match effect:
             case Embed(frame, products, since):
-                taken, self._taken = self._taken or training.get_samples(products), None
+                taken = self._taken or training.get_samples(products)
+                self._taken = None
                 self._local = training.start_round(
-                    frame, products, taken, since=since, session=self._me.session, attempt=frame.attempt
+                    frame,
+                    products,
+                    taken,
+                    since=since,
+                    session=self._me.session,
+                    attempt=frame.attempt,
                 )
             case Send():
                 assert self._local
                 for payload in self._local.sent:
-                    self._mqtt.publish(topics.embeddings(self._spec.federation, self._name), payload, qos=0)
+                    self._mqtt.publish(
+                        topics.embeddings(self._spec.federation, self._name), payload, qos=0
+                    )
             case FinishRound(round_):
                 training.finish_round(round_)
             case KeepProducts(frame):
                 kept = positions_to_keep(self._spec, frame.round)
                 training.positions.put(frame.since, frame.products, kept)
             case SayHello(round_, lacks):
-                columns, kept_ = training.samples.columns, training.kept
-                hello = VflHello(**self._connection.hello, columns=columns, round=round_, kept=kept_, lacks=lacks)
+                columns = training.samples.columns
+                kept_ = training.kept
+                hello = VflHello(
+                    **self._connection.hello, columns=columns, round=round_, kept=kept_, lacks=lacks
+                )
                 self._connection.send(hello)
             case SkipTo(round_):
-                training.round, self._local = round_, None
+                training.round = round_
+                self._local = None
             case Report(event):
                 self._report(event)
             case Fail(error):

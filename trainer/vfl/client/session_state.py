@@ -1,4 +1,7 @@
-"""State machine of a sensor's session: (state, event) -> (state, effects). Pure: no MQTT, clock, files or models."""
+"""State machine of a sensor's session: (state, event) -> (state, effects).
+
+Pure: no MQTT, clock, files or models.
+"""
 
 from collections.abc import Sequence, Set
 from math import inf
@@ -17,7 +20,9 @@ _PROGRESS = 1.0  # seconds between two reports of progress: rounds may be many
 
 
 class NewRunError(EdgeNodeError):
-    """The head has begun another run before this sensor had learnt anything in the one that it was in."""
+    """The head has begun another run before this sensor had learnt anything in the one that it
+    was in.
+    """
 
     def __init__(self, run: str):
         super().__init__("the head has started a new run", "run edge-node vfl join again")
@@ -53,9 +58,13 @@ class Session(NamedTuple):
         return self.call or (self.target is not None and not self.target.sent)
 
 
-def start(spec: VflSpec, name: str, session: str, round_: int, now: float, head_wait: float = HEAD_WAIT) -> Session:
+def start(
+    spec: VflSpec, name: str, session: str, round_: int, now: float, head_wait: float = HEAD_WAIT
+) -> Session:
     """The state of a process that begins, with a model that has learnt from `round_` last."""
-    return Session(spec, name, session, now, round_, (now, round_), MissingRows(spec.patience / 2), head_wait)
+    return Session(
+        spec, name, session, now, round_, (now, round_), MissingRows(spec.patience / 2), head_wait
+    )
 
 
 # Events
@@ -193,7 +202,9 @@ class Send(NamedTuple):
 
 
 class Learn(NamedTuple):
-    """Take in a part of the head's reply, and learn from it once it is whole; then answered by Learnt."""
+    """Take in a part of the head's reply, and learn from it once it is whole;
+    then answered by Learnt.
+    """
 
     frame: Represented | Graded
 
@@ -273,7 +284,11 @@ def _receive_answer(state: Session, answer: Answer) -> Step:
 def _receive_message(state: Session, message: Message) -> Step:
     match message:
         case Welcome(session=session) if session == state.session:
-            back = (_note(f"the head is back; the next round is {state.round + 1}"),) if state.alone else ()
+            back = (
+                (_note(f"the head is back; the next round is {state.round + 1}"),)
+                if state.alone
+                else ()
+            )
             return state._replace(welcomed=True, alone=False), back
         case VflSpec(run=run) if run != state.spec.run:
             return _receive_other_run(state, message)
@@ -282,7 +297,8 @@ def _receive_message(state: Session, message: Message) -> Step:
         case Presence():
             return state._replace(alone=True), (_note("the head is not connected; waiting for it"),)
         case RoundState(status="finished", run=run, round=round_) if run == state.spec.run:
-            return state._replace(played=round_, call=True), ()  # it may be an old one: the head is to say so to us
+            # it may be an old one: the head is to say so to us
+            return state._replace(played=round_, call=True), ()
         case Finished(session=session) if session == state.session:
             return state._replace(over=True), ()
     return state, ()
@@ -293,7 +309,9 @@ def _receive_other_run(state: Session, spec: VflSpec) -> Step:
     if not state.round:
         return state, (Fail(NewRunError(spec.run)),)
     if state.name not in spec.sensors:
-        return state, (Fail(EdgeNodeError("the head has started a new run", "run edge-node vfl join again")),)
+        return state, (
+            Fail(EdgeNodeError("the head has started a new run", "run edge-node vfl join again")),
+        )
     return state._replace(call=True), ()
 
 
@@ -323,11 +341,14 @@ def _open_round(state: Session, frame: Opened, now: float) -> Step:
 
 def _set_target(state: Session, frame: Opened, now: float) -> Step:
     """Work on a round that has opened, if the model is where that begins."""
-    target, effects = state.target, tuple[Effect, ...]()
+    target = state.target
+    effects = tuple[Effect, ...]()
     if frame.round != state.round + 1:
         if state.spec.absent == "wait":
             return state._replace(call=True), ()  # what the head has sent in between was lost
-        state, target, effects = state._replace(round=frame.round - 1), None, (SkipTo(frame.round - 1),)
+        state = state._replace(round=frame.round - 1)
+        target = None
+        effects = (SkipTo(frame.round - 1),)
     if target is None or target.frame.round != frame.round:
         return state._replace(target=TargetRound(frame, now)), effects
     if target.sent:
@@ -343,13 +364,16 @@ def _receive_reply(state: Session, frame: Represented | Graded, now: float) -> S
         return state, (Learn(frame),)
     if state.spec.absent != "wait" and is_skipped(frame, state.spec.sensors.index(state.name)):
         return _finish_round(state, frame.round, now)
-    return state, (ReadRows(target.frame, target.late, frame),)  # the round is over at the head, and brought after us
+    # the round is over at the head, and brought after us
+    return state, (ReadRows(target.frame, target.late, frame),)
 
 
 def _embed(state: Session, target: TargetRound, read: RowsRead) -> Step:
     """Embed the target's samples, once they are there or cannot be waited for any longer."""
-    late, waited = read.late, read.now - target.since
-    effects, waits = tuple[Effect, ...](), bool(late)
+    late = read.late
+    waited = read.now - target.since
+    effects = tuple[Effect, ...]()
+    waits = bool(late)
     if state.spec.absent != "wait":
         lacking, waits = state.lacking.check(read.products, late, waited, read.now)
         state = state._replace(lacking=lacking)
@@ -379,7 +403,8 @@ def _continue(state: Session, now: float) -> Step:
         return state._replace(over=True), (_note(f"all {state.played} rounds are played"),)
     hello: tuple[Effect, ...] = ()
     if state.call and now - state.called > _CALM:
-        state, hello = state._replace(call=False, called=now), (SayHello(state.round, state.lacks),)
+        hello = (SayHello(state.round, state.lacks),)
+        state = state._replace(call=False, called=now)
     if state.target and not state.target.sent:
         return state, (*hello, ReadRows(state.target.frame, state.target.late))
     return state, hello

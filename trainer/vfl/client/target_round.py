@@ -1,4 +1,6 @@
-"""The round that a sensor works on, and the products that it needs: pure, without broker, clock or data."""
+"""The round that a sensor works on, and the products that it needs: pure, without broker,
+clock or data.
+"""
 
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
@@ -29,10 +31,14 @@ class ProductPositions:
         self._products: list[str] = []
 
     def put(self, since: int, products: Sequence[str], most: int) -> None:
-        """Add the products from position `since` on; drop those that are not adjacent, and all but the last `most`."""
+        """Add the products from position `since` on; drop those that are not adjacent,
+        and all but the last `most`.
+        """
         start = since - self._first
         if not 0 <= start <= len(self._products):
-            self._first, self._products, start = since, [], 0
+            self._first = since
+            self._products = []
+            start = 0
         self._products[start : start + len(products)] = products
         self.drop_before(self._first + len(self._products) - most)
 
@@ -50,7 +56,8 @@ class ProductPositions:
 
 
 def check_frame(frame: Opened | Represented | Graded, spec: VflSpec, product: int = 0) -> None:
-    """ValueError says what the head cannot ask of a sensor: other products than the spec's, more iterations, or memory.
+    """ValueError says what the head cannot ask of a sensor: other products than the spec's,
+    more iterations, or memory.
 
     `product` is what a product takes at this sensor, bytes.
     """
@@ -58,14 +65,18 @@ def check_frame(frame: Opened | Represented | Graded, spec: VflSpec, product: in
         case Opened(first=first, last=last, since=since, products=products):
             if (last - first) * product > _LARGEST_ROUND:
                 raise ValueError(
-                    f"a round of {last - first} products would take {(last - first) * product} bytes of memory here, "
-                    f"{_LARGEST_ROUND} at most: ask for a smaller --window or fewer --cycles"
+                    f"a round of {last - first} products would take {(last - first) * product} "
+                    f"bytes of memory here, {_LARGEST_ROUND} at most: ask for a smaller --window "
+                    "or fewer --cycles"
                 )
             if frame.round < 1 or (first, last) != spec.window.span(frame.round):
-                raise ValueError(f"positions {first} to {last} are not those of round {frame.round}")
+                raise ValueError(
+                    f"positions {first} to {last} are not those of round {frame.round}"
+                )
             if not min(first, last - spec.window.chunk) <= since <= last - len(products):
                 raise ValueError(
-                    f"{len(products)} products from position {since} on are not those of {first} to {last}"
+                    f"{len(products)} products from position {since} on are not those of {first} "
+                    f"to {last}"
                 )
             return
         case Represented(iterations=steps):
@@ -77,13 +88,17 @@ def check_frame(frame: Opened | Represented | Graded, spec: VflSpec, product: in
 
 
 def positions_to_keep(spec: VflSpec, round_: int) -> int:
-    """The most products that a sensor has to know in a round: those of its checkpoints' rounds, too."""
+    """The most products that a sensor has to know in a round:
+    those of its checkpoints' rounds, too.
+    """
     first, last = spec.window.span(round_)
     return last - first + _REMEMBERED * spec.commit * spec.window.chunk
 
 
 def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
-    """Whether a sensor that has learnt from `round_` in `attempt` has yet to take part in this round."""
+    """Whether a sensor that has learnt from `round_` in `attempt` has yet to take part in this
+    round.
+    """
     return frame.attempt > attempt or (frame.attempt == attempt and frame.round > round_)
 
 
@@ -94,10 +109,11 @@ def is_skipped(frame: Represented | Graded, index: int) -> bool:
 
 
 class MissingRows(NamedTuple):
-    """How long rounds wait for products that a sensor has no rows of yet, where they need not wait for ever.
+    """How long rounds wait for products that a sensor has no rows of yet,
+    where they need not wait for ever.
 
-    Once the newest product has taken too long, none is waited for until rows come in time again: a file that lags
-    behind must not cost every round the same wait.
+    Once the newest product has taken too long, none is waited for until rows come in time again: a
+    file that lags behind must not cost every round the same wait.
     """
 
     patience: float  # seconds
@@ -107,7 +123,9 @@ class MissingRows(NamedTuple):
     def check(
         self, products: Sequence[str], lacking: Set[str], waited: float, now: float
     ) -> tuple["MissingRows", bool]:
-        """Whether a round of these `products`, opened `waited` seconds ago, is to wait for those that are lacking."""
+        """Whether a round of these `products`, opened `waited` seconds ago,
+        is to wait for those that are lacking.
+        """
         given_up = {name: at for name, at in self.given_up.items() if name in lacking}
         came = set(products) & self.given_up.keys() - lacking if self.given_up else ()
         behind = self.behind and not any(now - self.given_up[name] < self.patience for name in came)
@@ -115,4 +133,6 @@ class MissingRows(NamedTuple):
         if fresh and not behind and waited < self.patience:
             return MissingRows(self.patience, behind, given_up), True
         behind = bool(fresh) and products[-1] in lacking
-        return MissingRows(self.patience, behind, given_up | dict.fromkeys(fresh, now - waited)), False
+        return MissingRows(
+            self.patience, behind, given_up | dict.fromkeys(fresh, now - waited)
+        ), False

@@ -11,11 +11,15 @@ from trainer.vfl.policies.latency import Floats, Ints, disparity
 from trainer.vfl.policies.policy import Policy, Timing
 
 DISPARITY_COST = (
-    0.25  # what HE's disparity costs, in rounds of HO: the weight that all rules and rewards give to disparity
+    # what HE's disparity costs, in rounds of HO: the weight that all rules and rewards give to
+    # disparity
+    0.25
 )
 _Number = TypeVar("_Number", np.float64, np.int64)
 _MEMORY = 50  # rounds that the deadline rule's means look back
-_DEADLINES, _CAPS = 200, 40  # candidates at most: bounds the work of a round
+# candidates at most: bounds the work of a round
+_DEADLINES = 200
+_CAPS = 40
 
 
 def ones(sensors: int) -> Ints:
@@ -42,7 +46,9 @@ class Uniform:
 
 
 class OnlyLast:
-    """HE: the last sensor, which collects last and is a slow one, takes E_max, all others 1 (paper: predetermined)."""
+    """HE: the last sensor, which collects last and is a slow one, takes E_max,
+    all others 1 (paper: predetermined).
+    """
 
     def __init__(self, iterations: int):
         self._iterations = iterations
@@ -70,30 +76,39 @@ class Random:
     """Anything, by (seed, round)."""
 
     def __init__(self, iterations: int, seed: int = 0):
-        self._iterations, self._seed = iterations, seed
+        self._iterations = iterations
+        self._seed = seed
 
     def __call__(self, timing: Timing, round_: int) -> Ints:
         """Decide."""
         random = generator(self._seed, "decision", round_)
-        return np.asarray(random.integers(1, self._iterations, len(timing.iteration), endpoint=True))
+        return np.asarray(
+            random.integers(1, self._iterations, len(timing.iteration), endpoint=True)
+        )
 
 
 class Deadline:
-    """Matches a deadline: of the candidates the one with the best balance of iterations, latency and disparity.
+    """Matches a deadline: of the candidates the one with the best balance of iterations,
+    latency and disparity.
 
-    Until a deadline each sensor takes as many iterations as fit, up to a cap that all have in common. Their worth rises
-    with the logarithm of their mean, for learning has diminishing returns, and from 1 to E_max it is the latency that
-    this costs on average of the last rounds. So more are taken in rounds where they are cheap, and none of it needs
-    units, training, or knowledge of the learning curve.
+    Until a deadline each sensor takes as many iterations as fit, up to a cap that all have in
+    common. Their worth rises with the logarithm of their mean, for learning has diminishing
+    returns, and from 1 to E_max it is the latency that this costs on average of the last rounds. So
+    more are taken in rounds where they are cheap, and none of it needs units, training, or
+    knowledge of the learning curve.
     """
 
     def __init__(self, iterations: int):
         self._iterations = iterations
-        self._rounds, self._least, self._full = 0, 0.0, 0.0  # mean latencies if all take 1, or E_max
+        # mean latencies if all take 1, or E_max
+        self._rounds = 0
+        self._least = 0.0
+        self._full = 0.0
 
     def __call__(self, timing: Timing, round_: int) -> Ints:  # noqa: ARG002
         """Decide."""
-        sensors, most = len(timing.iteration), self._iterations
+        sensors = len(timing.iteration)
+        most = self._iterations
         self._remember(timing.latency(ones(sensors)), timing.latency(most * ones(sensors)))
         worth = (self._full - self._least) / np.log(max(2, most))
         uneven_costs = DISPARITY_COST * self._full / largest_disparity(sensors, most)
@@ -109,8 +124,11 @@ class Deadline:
 
 
 def candidates(timing: Timing, most: int) -> Ints:
-    """Decisions [N, K] that fit a deadline, for deadlines at which a sensor ends an iteration and all caps."""
-    before, steps = timing.collection + timing.communication, np.arange(1, most + 1)
+    """Decisions [N, K] that fit a deadline, for deadlines at which a sensor ends an iteration
+    and all caps.
+    """
+    before = timing.collection + timing.communication
+    steps = np.arange(1, most + 1)
     ends = np.unique(before + steps[:, None] * timing.iteration)
     ends = ends[ends >= (before + timing.iteration).max()]
     fit = iterations_within(timing.iteration, _spread(ends, _DEADLINES)[:, None] - before, most)

@@ -13,7 +13,9 @@ Ints = NDArray[np.int64]
 
 
 class LatencySettings(Struct, frozen=True, kw_only=True):
-    """The constants of paper VII-D. Which sensors are slow is our choice: every other one, the last among them."""
+    """The constants of paper VII-D. Which sensors are slow is our choice: every other one,
+    the last among them.
+    """
 
     mu0: float = 2.0  # s, before the first sensor collects
     mu: tuple[float, float] = (2.0, 4.0)  # s from sensor to sensor: one value a round for all
@@ -53,11 +55,16 @@ class SimulatedTimings:
         self.sensors = sensors
         self.setting = setting or LatencySettings()
         slow = np.arange(sensors) % 2 == 1
-        self._frequency = np.where(slow, np.array([self.setting.slow]).T, np.array([self.setting.fast]).T)  # [2, K]
+        # [2, K]
+        self._frequency = np.where(
+            slow, np.array([self.setting.slow]).T, np.array([self.setting.fast]).T
+        )
 
     def sample(self, rounds: int, seed: int, episode: int) -> Floats:
         """Timings [T, 3, K]."""
-        random, setting, shape = generator(seed, "timings", episode), self.setting, (rounds, self.sensors)
+        random = generator(seed, "timings", episode)
+        setting = self.setting
+        shape = (rounds, self.sensors)
         low, high = self._frequency
         return np.stack(
             [
@@ -71,14 +78,17 @@ class SimulatedTimings:
     @property
     def ranges(self) -> Floats:
         """By the ends of what is drawn."""
-        setting, ones = self.setting, np.ones(self.sensors)
+        setting = self.setting
+        ones = np.ones(self.sensors)
         ends = [
             [
                 collection(setting, np.full(1, mu), self.sensors),
                 communication(setting, gain * ones, self.sensors),
                 iteration(setting, frequency),
             ]
-            for mu, gain, frequency in zip(setting.mu, setting.gain[::-1], self._frequency[::-1], strict=True)
+            for mu, gain, frequency in zip(
+                setting.mu, setting.gain[::-1], self._frequency[::-1], strict=True
+            )
         ]
         return np.array(ends)
 

@@ -13,7 +13,8 @@ class AbsenceRule(Protocol):
     """A way to substitute absent embeddings; its state is kept with the head's model."""
 
     def substitute(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
-        """Return denoised embeddings [N, D_k] of the products from position `first` on, without gaps.
+        """Return denoised embeddings [N, D_k] of the products from position `first` on,
+        without gaps.
 
         `present`, bool [N, K], says which of them have arrived.
         """
@@ -35,7 +36,9 @@ class _Seen(NamedTuple):
 
 
 class LastEmbedding:
-    """A product's last embedding of that sensor, else the mean of those in the last round that had any; else zeros."""
+    """A product's last embedding of that sensor,
+    else the mean of those in the last round that had any; else zeros.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
@@ -43,7 +46,8 @@ class LastEmbedding:
     def substitute(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:
         """See AbsenceRule."""
         return [
-            self._substitute_column(sensor, first, each, present[:, sensor]) for sensor, each in enumerate(embeddings)
+            self._substitute_column(sensor, first, each, present[:, sensor])
+            for sensor, each in enumerate(embeddings)
         ]
 
     def _substitute_column(self, sensor: int, first: int, values: Tensor, real: Tensor) -> Tensor:
@@ -57,7 +61,8 @@ class LastEmbedding:
         filled = torch.zeros_like(like)
         if seen := self._seen.get(sensor):
             filled[:] = seen.values[seen.real].mean(0)
-            rows = torch.arange(first, first + len(like)) - seen.first  # where they are in what was seen
+            # where they are in what was seen
+            rows = torch.arange(first, first + len(like)) - seen.first
             inside = (rows >= 0) & (rows < len(seen.values))
             inside[inside.clone()] = seen.real[rows[inside]]
             filled[inside] = seen.values[rows[inside]]
@@ -65,17 +70,19 @@ class LastEmbedding:
 
     def state(self) -> dict[str, Tensor]:
         """See AbsenceRule."""
-        return {
-            f"{sensor}.{name}": torch.as_tensor(value).clone()
-            for sensor, seen in self._seen.items()
-            for name, value in seen._asdict().items()
-        }
+        values: dict[str, Tensor] = {}
+        for sensor, seen in self._seen.items():
+            for name, value in seen._asdict().items():
+                values[f"{sensor}.{name}"] = torch.as_tensor(value).clone()
+        return values
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """See AbsenceRule."""
         sensors = {int(name.split(".")[0]) for name in state}
         self._seen = {
-            sensor: _Seen(int(state[f"{sensor}.first"]), state[f"{sensor}.values"], state[f"{sensor}.real"])
+            sensor: _Seen(
+                int(state[f"{sensor}.first"]), state[f"{sensor}.values"], state[f"{sensor}.real"]
+            )
             for sensor in sensors
         }
 
@@ -86,7 +93,12 @@ class ImputedEmbedding:
     def __init__(self, sizes: Sequence[int]):
         self.imputer = Imputer(sizes)
 
-    def substitute(self, first: int, embeddings: Sequence[Tensor], present: Tensor) -> list[Tensor]:  # noqa: ARG002
+    def substitute(
+        self,
+        first: int,  # noqa: ARG002
+        embeddings: Sequence[Tensor],
+        present: Tensor,
+    ) -> list[Tensor]:
         """See AbsenceRule."""
         everywhere = present.all(1)
         self.imputer.update([each[everywhere] for each in embeddings])

@@ -1,4 +1,6 @@
-"""Connection of a head to its sensors: that of a federation's server, and the frames of each round."""
+"""Connection of a head to its sensors: that of a federation's server,
+and the frames of each round.
+"""
 
 import queue
 from collections.abc import Sequence
@@ -31,7 +33,9 @@ class HeadConnection(ServerConnection):
         membership: Membership,
         report: progress.Report,
     ):
-        super().__init__(endpoint, spec, session, inbox, server, membership, report, persistent=False)
+        super().__init__(
+            endpoint, spec, session, inbox, server, membership, report, persistent=False
+        )
         self._federation = spec.federation
         self.mqtt.max_payload = LARGEST_FRAME
 
@@ -41,7 +45,9 @@ class HeadConnection(ServerConnection):
         super().open()
 
     def withdraw(self) -> None:
-        """Remove what is retained of a federation that has learnt nothing: nobody is to wait for it."""
+        """Remove what is retained of a federation that has learnt nothing:
+        nobody is to wait for it.
+        """
         if self.mqtt.is_connected:
             for topic in (topics.spec, topics.round_state, topics.status):
                 self.mqtt.publish(topic(self._federation), b"", retain=True)
@@ -58,8 +64,14 @@ class HeadConnection(ServerConnection):
         products: Sequence[str],
         sensor: str | None = None,
     ) -> None:
-        """Announce an open round and its products from position `since` on: to all, or again to one sensor."""
-        topic = topics.gradients(self._federation, sensor) if sensor else topics.opened(self._federation)
+        """Announce an open round and its products from position `since` on: to all,
+        or again to one sensor.
+        """
+        topic = (
+            topics.gradients(self._federation, sensor)
+            if sensor
+            else topics.opened(self._federation)
+        )
         first, last = positions
         frame = {"run": round_.run, "attempt": round_.attempt, "round": round_.round}
         for each in tensor_frames.opening_frames(first, last, since, products, **frame):
@@ -68,7 +80,11 @@ class HeadConnection(ServerConnection):
     def send_replies(self, replies: Replies) -> None:
         """Send what a round trains with."""
         for sensor, payload in replies:
-            topic = topics.gradients(self._federation, sensor) if sensor else topics.representation(self._federation)
+            topic = (
+                topics.gradients(self._federation, sensor)
+                if sensor
+                else topics.representation(self._federation)
+            )
             self.publish_frame(topic, payload)
 
     def resend_replies(self, replies: Replies, sensor: str) -> None:

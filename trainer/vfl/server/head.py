@@ -17,7 +17,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import decode
 from broker_config.protocol.errors import PeerError, abbreviate
 from broker_config.protocol.frames import Embeddings, decode_frame, encode_frame
-from broker_config.protocol.messages import Finished, Message, Presence, RoundState
+from broker_config.protocol.messages import Finished, Message, Presence, RoundState, Stage
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from edge.terminal.formatting import format_validation, pluralize
 from trainer import progress
@@ -74,9 +74,14 @@ class Head:
         deploy: Deploy,
         timing: states.Timing,
     ):
-        self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
-        self._report, self._deploy = report, deploy
-        now, members = time.monotonic(), journal.members(spec.run)
+        self._spec = spec
+        self._labels = labels
+        self._folder = folder
+        self._journal = journal
+        self._report = report
+        self._deploy = deploy
+        now = time.monotonic()
+        members = journal.members(spec.run)
         plan = states.Plan(spec.sensors, rounds, spec.absent == "wait", spec.patience, timing)
         self._state = states.HeadState(plan, since=now, finished=now, members=members)
         self._events: deque[states.Event] = deque()  # the first one is being acted on
@@ -97,24 +102,37 @@ class Head:
         self._received = RoundAllowance(2 * states.REPEATS)  # embeddings from each sensor
 
     def run(self, stop: Callable[[], bool]) -> int:
-        """Run to the last round, or until `stop` says so; return the last round that is closed. Raises: coordinate."""
+        """Run to the last round, or until `stop` says so; return the last round that is closed.
+
+        Raises: coordinate.
+        """
         if not await_broker(self._connection.open, self._report, stop):
             return self.round
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._publish_status(anyway=True)
         self._connection.mqtt.flush(5)
-        spec, plan = self._spec, self._state.plan
+        spec = self._spec
+        plan = self._state.plan
         self._report(
             progress.Gathering(
-                federation=spec.federation, run=spec.run, nodes=len(spec.sensors), rounds=plan.rounds, what="sensor"
+                federation=spec.federation,
+                run=spec.run,
+                nodes=len(spec.sensors),
+                rounds=plan.rounds,
+                what="sensor",
             )
         )
-        own = self._load_model().progress if self._journal.has_rounds(spec.run) else self._state.progress
+        own = (
+            self._load_model().progress
+            if self._journal.has_rounds(spec.run)
+            else self._state.progress
+        )
         self._report_plan()
         self._advance(states.Started(own, time.monotonic()))
         while not (stop() or self._state.ended):
             with contextlib.suppress(queue.Empty):
-                self._handle(self._inbox.get(timeout=_POLL if self._state.awaits_products else _TICK))
+                timeout = _POLL if self._state.awaits_products else _TICK
+                self._handle(self._inbox.get(timeout=timeout))
             self._connection.drop_silent_members()
             self._advance(states.Tick(time.monotonic()))
             self._deploy_model(last=False)
@@ -202,7 +220,8 @@ class Head:
                 self._repeat_opening(self._open, sensor)
             case states.RepeatRound(sensor):
                 self._repeat_opening(self._closed, sensor)
-                self._connection.resend_replies(self._closed.replies if self._closed else (), sensor)
+                replies = self._closed.replies if self._closed else ()
+                self._connection.resend_replies(replies, sensor)
             case states.Admit(sensor, member):
                 self._journal.admit(self._spec.run, sensor, member)
                 self._identities[sensor] = member.identity
@@ -232,7 +251,8 @@ class Head:
 
     def _open_round(self, round_: int) -> None:
         """Announce a round, unless its products are not there yet."""
-        spec, model = self._spec, self._loaded
+        spec = self._spec
+        model = self._loaded
         first, last = span = spec.window.span(round_)
         if self._labels.count < last:
             now = time.monotonic()
@@ -242,9 +262,13 @@ class Head:
                 self._advance(states.Lacking(str(self._labels.path), self._grown, now))
                 return
         since = self._closed.span[1] if self._closed else first
-        pairs, gaps = sends_pairs(spec.denoising, round_), spec.absent != "wait"
-        parts = OpenRound(spec.run, self._attempt, round_, last - first, model.sizes, pairs=pairs, gaps=gaps)
-        self._open, now = _Round(parts, span), time.monotonic()
+        pairs = sends_pairs(spec.denoising, round_)
+        gaps = spec.absent != "wait"
+        parts = OpenRound(
+            spec.run, self._attempt, round_, last - first, model.sizes, pairs=pairs, gaps=gaps
+        )
+        self._open = _Round(parts, span)
+        now = time.monotonic()
         self._times.open_round(round_, now)
         self._labels.drop_before(spec.window.span(min(model.progress.kept) + 1)[0])
         self._connection.send_opening(parts, span, since, self._labels.products(since, last))
@@ -258,7 +282,8 @@ class Head:
     def _close_round(self) -> None:
         """Send what the open round trains with."""
         assert self._open
-        (parts, span), model = self._open, self._loaded
+        (parts, span) = self._open
+        model = self._loaded
         inputs = model.represent(parts, *span, timing(self._spec.sensors, self._times.costs))
         frame = {"run": self._spec.run, "attempt": parts.attempt, "round": parts.round}
         replies = [(name, encode_frame(each)) for name, each in model.replies(inputs, **frame)]
@@ -266,7 +291,8 @@ class Head:
         now = time.monotonic()
         self._received.renew(now)
         seconds = self._times.close_round(inputs.iterations, now)
-        self._open, self._closed = None, _ClosedRound(parts, span, replies, inputs, seconds)
+        self._open = None
+        self._closed = _ClosedRound(parts, span, replies, inputs, seconds)
 
     def _train(self) -> None:
         assert self._closed
@@ -274,7 +300,8 @@ class Head:
         model = self._loaded
         closed = model.train(inputs, parts, span, seconds, self._times.costs)
         self._tracker.record_round(closed)
-        loss, ended = inf if closed.loss is None else closed.loss, closed.round == self._state.plan.rounds
+        loss = inf if closed.loss is None else closed.loss
+        ended = closed.round == self._state.plan.rounds
         if trouble := model.validation.find_trouble(loss, closed.validation, ended=ended):
             self._note(trouble)
         self._advance(states.Trained(model.progress, time.monotonic()))
@@ -297,7 +324,8 @@ class Head:
         federation = self._spec.federation
         if sensor not in self._spec.sensors:
             raise PeerError(
-                abbreviate(sensor, 64), f"the sensors of this federation are {', '.join(self._spec.sensors)}"
+                abbreviate(sensor, 64),
+                f"the sensors of this federation are {', '.join(self._spec.sensors)}",
             )
         if delivery.topic == topics.embeddings(federation, sensor):
             if self._open and self._takes(sensor, len(delivery.payload), self._open.parts):
@@ -308,10 +336,14 @@ class Head:
             self._dispatch(sensor, decode(delivery.payload, Message))
 
     def _takes(self, sensor: str, size: int, parts: OpenRound) -> bool:
-        """Whether embeddings of so many bytes are looked at: those of an open round, as far as they can be meant."""
+        """Whether embeddings of so many bytes are looked at: those of an open round,
+        as far as they can be meant.
+        """
         taken = self._received.spend(sensor, size / parts.part_bytes(sensor), time.monotonic())
         if not taken and self._membership.is_first_report("embeddings", sensor):
-            self._note(f"{sensor} sends many times what its embeddings take: what is too much is ignored")
+            self._note(
+                f"{sensor} sends many times what its embeddings take: what is too much is ignored"
+            )
         return taken
 
     def _receive_embeddings(self, sensor: str, frame: object, parts: OpenRound) -> None:
@@ -320,14 +352,17 @@ class Head:
         if frame.session != self._membership.session(sensor):  # it is of an earlier process
             return
         self._membership.confirm(sensor)
-        before, now = parts.received_rows(sensor), time.monotonic()
+        before = parts.received_rows(sensor)
+        now = time.monotonic()
         whole = parts.add_frame(sensor, frame)
         if frame.attempt != parts.attempt:
             return
         news = whole or parts.received_rows(sensor) > before
         ended = whole or (frame.round < parts.round and frame.part == frame.parts - 1)
         if whole:
-            self._tracker.latency[sensor] = self._times.measure(sensor, parts.arrived[sensor].costs, now)
+            self._tracker.latency[sensor] = self._times.measure(
+                sensor, parts.arrived[sensor].costs, now
+            )
         prompt = ended and self._times.is_recent(frame.round, now)
         self._advance(states.Embedded(sensor, news, whole, prompt, now))
 
@@ -361,22 +396,20 @@ class Head:
 
     def publish_state(self) -> None:
         """Publish that rounds have begun, or are over."""
+        status: Stage = "finished" if self.is_over else "open"
         self._connection.publish_round(
-            RoundState(
-                run=self._spec.run,
-                round=min(self.round, _LARGEST_ROUND),
-                status="finished" if self.is_over else "open",
-            )
+            RoundState(run=self._spec.run, round=min(self.round, _LARGEST_ROUND), status=status)
         )
 
     def _publish_status(self, *, anyway: bool = False) -> None:
         state = self._state
+        awaited = state.describe_wait() if state.paused else ""
         overview = self._tracker.next_overview(
             self.round,
             state.stage,
             state.present - state.absent,
             paused=state.paused,
-            awaited=state.describe_wait() if state.paused else "",
+            awaited=awaited,
             anyway=anyway,
             lacks=state.lacks,
         )
@@ -397,25 +430,28 @@ class Head:
 
     def _report_plan(self) -> None:
         """What rounds learn from, and whether there is enough of it yet."""
-        window, recipe, rounds = self._spec.window, self._spec.recipe, self._state.plan.rounds
+        window = self._spec.window
+        recipe = self._spec.recipe
+        rounds = self._state.plan.rounds
         newest = f"the newest {window.size}" if window.size else "all"
         self._note(
-            f"{window.start} products in the first round, {window.chunk} more in each later one, of which {newest} "
-            f"count; learning rate {recipe.eta:.3g}"
+            f"{window.start} products in the first round, {window.chunk} more in each later one, "
+            f"of which {newest} count; learning rate {recipe.eta:.3g}"
         )
         if (moved := recipe.eta * recipe.batches * self._spec.iterations) > _FAR:
             self._note(
-                f"steps of a round add up to {moved:.3g}: beyond {_FAR:g} parties that learn at once mostly overshoot; "
-                "a smaller --eta is safer"
+                f"steps of a round add up to {moved:.3g}: beyond {_FAR:g} parties that learn at "
+                "once mostly overshoot; a smaller --eta is safer"
             )
-        there, needed = self._labels.count, window.span(rounds)[1] if rounds else 0
+        there = self._labels.count
+        needed = window.span(rounds)[1] if rounds else 0
         if not there:
             self._note(f"waiting for rows in {self._labels.path}")
         elif there < needed:
             played = max(0, (there - window.start) // window.chunk + 1)
             self._note(
-                f"{self._labels.path} has {pluralize(there, 'product')}, enough for {pluralize(played, 'round')}; "
-                f"{rounds} take {needed}"
+                f"{self._labels.path} has {pluralize(there, 'product')}, enough for "
+                f"{pluralize(played, 'round')}; {rounds} take {needed}"
             )
 
     def _report_privacy(self, model: HeadModel) -> None:

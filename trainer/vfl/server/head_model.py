@@ -27,10 +27,16 @@ from trainer.vfl.server.round_state import OpenRound
 
 
 class Deploy(Protocol):
-    """Deployment of a head: called after each round, again and again while none is played, and at the end."""
+    """Deployment of a head: called after each round, again and again while none is played,
+    and at the end.
+    """
 
-    def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
-        """`embeddings` [N, D_k] are the last round's, denoised; with the `last` call this process ends, or the run."""
+    def __call__(
+        self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool
+    ) -> None:
+        """`embeddings` [N, D_k] are the last round's, denoised;
+        with the `last` call this process ends, or the run.
+        """
 
 
 class RoundInputs(NamedTuple):
@@ -54,15 +60,24 @@ class HeadModel:
         warn: Callable[[str], None],
         deploy: Deploy,
     ):
-        self.spec, self.labels, self._journal = spec, labels, journal
-        self.sizes = {name: embedding_size(spec.network, (columns[name], spec.cycles)) for name in spec.sensors}
-        if (size := 4 * len(spec.classes) * (1 + sum(self.sizes.values()))) > LARGEST_FRAME - 2 * PART:
+        self.spec = spec
+        self.labels = labels
+        self._journal = journal
+        self.sizes = {
+            name: embedding_size(spec.network, (columns[name], spec.cycles))
+            for name in spec.sensors
+        }
+        if (
+            size := 4 * len(spec.classes) * (1 + sum(self.sizes.values()))
+        ) > LARGEST_FRAME - 2 * PART:
             raise UsageError(
-                f"the head's weights take {size} bytes, too many for a frame", "take fewer classes, or fewer sensors"
+                f"the head's weights take {size} bytes, too many for a frame",
+                "take fewer classes, or fewer sensors",
             )
         self._checkpoints = Checkpoints(folder / spec.run, warn, begun=journal.has_rounds(spec.run))
         self._decide = make_policy(spec.policy, spec.iterations, len(spec.sensors), warn)
-        self._deploy, self._warn = deploy, warn
+        self._deploy = deploy
+        self._warn = warn
         self._closed: list[ClosedRound] = []  # that are not on the disk yet
         self.round = 0
         self.restore(max(self._checkpoints.rounds))
@@ -77,7 +92,8 @@ class HeadModel:
         self._checkpoints.drop(round_ + 1)
         self._embeddings: tuple[Tensor, ...] = ()  # of the last round, denoised
         self._closed = [each for each in self._closed if each.round <= round_]
-        spec, sizes = self.spec, list(self.sizes.values())
+        spec = self.spec
+        sizes = list(self.sizes.values())
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
         self.absence = make_absence_rule(spec.absent, sizes)
         self.validation = ProgressiveValidation(spec)
@@ -89,8 +105,12 @@ class HeadModel:
             if self.absence:
                 self.absence.restore(strip_prefix("absence.", state))
 
-    def represent(self, collecting: OpenRound, first: int, last: int, timing: Timing) -> RoundInputs:
-        """Make the inputs of training from what has arrived. Sensors without products take no local iterations.
+    def represent(
+        self, collecting: OpenRound, first: int, last: int, timing: Timing
+    ) -> RoundInputs:
+        """Make the inputs of training from what has arrived.
+
+        Sensors without products take no local iterations.
 
         Raises:
             EdgeNodeError: the head has diverged, before a sensor learns of that.
@@ -99,7 +119,9 @@ class HeadModel:
         self._denoise(collecting, received, present.all(1))
         phi = self.head.represent(received)
         if self.absence:
-            phi = phi._replace(embeddings=tuple(self.absence.substitute(first, phi.embeddings, present)))
+            phi = phi._replace(
+                embeddings=tuple(self.absence.substitute(first, phi.embeddings, present))
+            )
         labels = torch.from_numpy(self.labels.labels(first, last))
         if not all(each.isfinite().all() for each in phi.embeddings):
             raise diverged_error("the head")
@@ -108,23 +130,38 @@ class HeadModel:
         return RoundInputs(phi, labels, iterations)
 
     def _denoise(self, collecting: OpenRound, received: Sequence[Tensor], whole: Tensor) -> None:
-        """Let the denoiser learn from the products [N] of which every sensor has sent both copies."""
-        settings, round_ = self.spec.denoising, collecting.round
+        """Let the denoiser learn from the products [N] of which every sensor has sent both
+        copies.
+        """
+        settings = self.spec.denoising
+        round_ = collecting.round
         if sends_pairs(settings, round_) and whole.sum() > 1:
             second = [collecting.arrived[name].second for name in self.spec.sensors]
             self.head.denoiser.train(
-                [each[whole] for each in received], [each[whole] for each in second if each is not None]
+                [each[whole] for each in received],
+                [each[whole] for each in second if each is not None],
             )
         if round_ == settings.rounds and self.head.denoiser.plain_layers(0) is None:
-            self._warn("the denoiser has learnt nothing: in its rounds no product had embeddings of all sensors")
+            self._warn(
+                "the denoiser has learnt nothing: in its rounds no product had embeddings of "
+                "all sensors"
+            )
 
-    def replies(self, inputs: RoundInputs, **frame: Any) -> Iterator[tuple[str | None, Represented | Graded]]:
+    def replies(
+        self, inputs: RoundInputs, **frame: Any
+    ) -> Iterator[tuple[str | None, Represented | Graded]]:
         """The frames of a round's reply, and the sensor that each is for; None: for all."""
         if self.spec.labels == "shared":
-            for each in tensor_frames.representation_frames(inputs.phi, inputs.labels, inputs.iterations, **frame):
+            for each in tensor_frames.representation_frames(
+                inputs.phi, inputs.labels, inputs.iterations, **frame
+            ):
                 yield None, each
             return
-        grades = zip(self.head.gradients(inputs.phi, inputs.labels), self.head.curvatures(inputs.phi), strict=True)
+        grades = zip(
+            self.head.gradients(inputs.phi, inputs.labels),
+            self.head.curvatures(inputs.phi),
+            strict=True,
+        )
         for name, grade, steps in zip(self.spec.sensors, grades, inputs.iterations, strict=True):
             for part in tensor_frames.gradient_frames(*grade, steps, **frame):
                 yield name, part
@@ -139,17 +176,21 @@ class HeadModel:
     ) -> ClosedRound:
         """Take the head's local iterations. A group of rounds ends on the disk.
 
-        `seconds` the round took, and `costs` (collection, communication, iteration) are those of its sensors.
+        `seconds` the round took, and `costs` (collection, communication, iteration) are those of
+        its sensors.
         """
         logits = self.head.logits(inputs.phi.embeddings)
         loss = torch.nn.functional.cross_entropy(logits, inputs.labels).item()
         if self.round:
             new = positions[1] - max(positions[0], self.spec.window.span(self.round)[1])
             self.validation.add(logits[-new:], inputs.labels[-new:])
-        self.head.train(inputs.phi, inputs.labels, self.spec.steps_of_head(inputs.iterations), round_.round)
-        collection, communication, iteration = (
-            {name: costs[name][which] for name in round_.arrived} for which in range(3)
+        self.head.train(
+            inputs.phi, inputs.labels, self.spec.steps_of_head(inputs.iterations), round_.round
         )
+        by_kind = []
+        for which in range(3):
+            by_kind.append({name: costs[name][which] for name in round_.arrived})
+        collection, communication, iteration = by_kind
         closed = ClosedRound(
             round=round_.round,
             attempt=round_.attempt,
@@ -164,7 +205,8 @@ class HeadModel:
             communication=communication,
             iteration=iteration,
         )
-        self.round, self._embeddings = closed.round, inputs.phi.embeddings
+        self.round = closed.round
+        self._embeddings = inputs.phi.embeddings
         self._closed.append(closed)
         if self.round % self.spec.commit == 0:
             self.commit()
@@ -181,17 +223,23 @@ class HeadModel:
         self._journal.close_rounds(self.spec.run, self._closed)
         self._closed.clear()
         if self.round not in self._checkpoints.rounds:
+            state_or_empty = self.absence.state() if self.absence else {}
             parts = {
                 "head.": self.head.model.state_dict(),
                 "denoiser.": self.head.denoiser.state(),
-                "absence.": self.absence.state() if self.absence else {},
+                "absence.": state_or_empty,
             }
-            state = {prefix + name: value for prefix, part in parts.items() for name, value in part.items()}
+            state = {}
+            for prefix, part in parts.items():
+                for name, value in part.items():
+                    state[prefix + name] = value
             self._checkpoints.save(self.round, state)
 
 
 def root_mean_square_error(logits: Tensor, labels: Tensor, spec: VflSpec) -> float | None:
-    """That of the mean of the classes under their probabilities; None where classes are no numbers."""
+    """That of the mean of the classes under their probabilities;
+    None where classes are no numbers.
+    """
     if spec.reading != "expectation":
         return None
     numbers = torch.tensor([float(name) for name in spec.classes])
@@ -199,6 +247,8 @@ def root_mean_square_error(logits: Tensor, labels: Tensor, spec: VflSpec) -> flo
 
 
 def timing(sensors: Sequence[str], times: Mapping[str, tuple[float, float, float]]) -> Timing:
-    """Collection, communication and iteration of each sensor, seconds; zeros for one of which nothing is known."""
+    """Collection, communication and iteration of each sensor, seconds;
+    zeros for one of which nothing is known.
+    """
     rows = np.array([times.get(name, (0.0, 0.0, 0.0)) for name in sensors])
     return Timing(*rows.T)

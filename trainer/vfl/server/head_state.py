@@ -1,8 +1,11 @@
-"""State machine of a head: (state, event) -> (state, effects). Pure: no MQTT, clock, files or tensors.
+"""State machine of a head: (state, event) -> (state, effects).
 
-A head gathers its sensors and finds the round that all can go on from. Then it opens, closes and trains on one round
-after another, until the last is on the disks of all. A sensor that has missed something is sent it again; if that is
-gone, all gather anew. Times are seconds of any monotonic clock.
+Pure: no MQTT, clock, files or tensors.
+
+A head gathers its sensors and finds the round that all can go on from. Then it opens, closes and
+trains on one round after another, until the last is on the disks of all. A sensor that has missed
+something is sent it again; if that is gone, all gather anew. Times are seconds of any monotonic
+clock.
 """
 
 from collections.abc import Mapping
@@ -18,9 +21,12 @@ from trainer import progress
 from trainer.federation.server.membership import WINDOW
 
 _LONGEST = 30.0  # seconds between two times, at most
-_DRIPS = 10.0  # times the patience, after which a sensor is late even though more and more of its rows come
+# times the patience, after which a sensor is late even though more and more of its rows come
+_DRIPS = 10.0
 _QUIET = 10.0  # seconds without products after which rounds count as paused
-REPEATS = 8  # times that a sensor is sent what it lacks of a round; each time it may answer, and as often unasked
+# times that a sensor is sent what it lacks of a round; each time it may answer, and as often
+# unasked
+REPEATS = 8
 
 
 class PartyProgress(NamedTuple):
@@ -86,7 +92,8 @@ class HeadState(NamedTuple):
     present: frozenset[str] = frozenset()  # sensors that are connected, as far as is known
     progress: PartyProgress = PartyProgress(0, (0,))  # the head's own
     gathering: bool = True
-    answers: Mapping[str, PartyProgress] = {}  # of the sensors that have answered since gathering began
+    # of the sensors that have answered since gathering began
+    answers: Mapping[str, PartyProgress] = {}
     open: Collection | None = None
     previous: int | None = None  # the closed round that can be sent again
     absent: frozenset[str] = frozenset()  # sensors that rounds no longer wait for
@@ -96,7 +103,8 @@ class HeadState(NamedTuple):
     repeats: Mapping[str, int] = {}  # times that sensors were sent again what they lack
     counted: float = 0.0  # since when these are
     done: frozenset[str] = frozenset()  # sensors that have written down the last round
-    ended: bool = False  # the last round is on the disks of all that can be expected to write it there
+    # the last round is on the disks of all that can be expected to write it there
+    ended: bool = False
 
     @property
     def round(self) -> int:
@@ -111,7 +119,11 @@ class HeadState(NamedTuple):
     @property
     def stage(self) -> Stage:
         """In the words of messages."""
-        return "finished" if self.is_over else "gathering" if self.gathering else "open"
+        if self.is_over:
+            return "finished"
+        if self.gathering:
+            return "gathering"
+        return "open"
 
     @property
     def awaits_products(self) -> bool:
@@ -125,7 +137,9 @@ class HeadState(NamedTuple):
 
     def describe_wait(self) -> str:
         """What rounds wait for while they are paused, in words."""
-        return "more products with a label" if self.awaits_products else format_names(self.missing())
+        return (
+            "more products with a label" if self.awaits_products else format_names(self.missing())
+        )
 
 
 class Started(NamedTuple):
@@ -213,7 +227,20 @@ class Tick(NamedTuple):
     now: float
 
 
-Event = Started | Loaded | Joined | Lost | Excluded | Finished | Opened | Lacking | Embedded | Trained | Saved | Tick
+Event = (
+    Started
+    | Loaded
+    | Joined
+    | Lost
+    | Excluded
+    | Finished
+    | Opened
+    | Lacking
+    | Embedded
+    | Trained
+    | Saved
+    | Tick
+)
 
 
 class Gather(NamedTuple):
@@ -335,11 +362,13 @@ def advance(state: HeadState, event: Event) -> Step:
         case Lost(sensor):
             lost = progress.NodeLost(node=sensor, round=state.round)
             is_news = sensor in state.present and not state.is_over
-            return state._replace(present=state.present - {sensor}), (Report(lost),) if is_news else ()
+            report = (Report(lost),) if is_news else ()
+            return state._replace(present=state.present - {sensor}), report
         case Excluded(sensor):
             return state._replace(present=state.present - {sensor}), ()
         case Finished(sensor):
-            return (state._replace(done=state.done | {sensor}) if state.is_over else state), ()
+            marked = state._replace(done=state.done | {sensor}) if state.is_over else state
+            return marked, ()
         case Saved(kept):
             return state._replace(progress=PartyProgress(state.round, kept)), ()
         case Started(own, now):
@@ -362,7 +391,9 @@ def _report_waiting(state: HeadState, text: str) -> Step:
 
 def _gather(state: HeadState, now: float) -> Step:
     """Ask every sensor how far it is; when all have answered, rounds go on from where all can."""
-    state = state._replace(gathering=True, since=now, answers={}, open=None, previous=None, done=frozenset())
+    state = state._replace(
+        gathering=True, since=now, answers={}, open=None, previous=None, done=frozenset()
+    )
     return state, (Gather(),)
 
 
@@ -371,16 +402,20 @@ def _try_to_go_on(state: HeadState, now: float) -> Step:
     plan = state.plan
     if state.missing():
         late = now - state.since > plan.patience
-        sizes_known = state.members.keys() >= set(plan.sensors)  # since each sensor has named its columns
+        # since each sensor has named its columns
+        sizes_known = state.members.keys() >= set(plan.sensors)
         if plan.waits or not late or not state.answers or not sizes_known:
             return state, ()
-    if not state.round:  # until the first round is closed, a sensor may still come with other columns
+    # until the first round is closed, a sensor may still come with other columns
+    if not state.round:
         return state, (Load(),)
     return _go_on(state, now)
 
 
 def _go_on(state: HeadState, now: float) -> Step:
-    own, target, effects = state.progress, state.round, list[Effect]()
+    own = state.progress
+    target = state.round
+    effects = list[Effect]()
     if state.plan.waits:
         common = find_common_round(own, state.answers)
         if common is None:
@@ -397,10 +432,16 @@ def _go_on(state: HeadState, now: float) -> Step:
 
 
 def _refuse_stragglers(state: HeadState) -> Step:
-    """Refuse those that share no round with the head, or none with it and with those that share newer ones."""
-    own, effects = state.progress, list[Effect]()
-    answers, common = dict(state.answers), set(own.kept)
-    newest = {name: max(common.intersection(each.kept), default=-1) for name, each in answers.items()}
+    """Refuse those that share no round with the head,
+    or none with it and with those that share newer ones.
+    """
+    own = state.progress
+    effects = list[Effect]()
+    answers = dict(state.answers)
+    common = set(own.kept)
+    newest = {
+        name: max(common.intersection(each.kept), default=-1) for name, each in answers.items()
+    }
     for name in sorted(answers, key=lambda name: -newest[name]):
         theirs = answers[name]
         if common.intersection(theirs.kept):
@@ -409,7 +450,10 @@ def _refuse_stragglers(state: HeadState) -> Step:
         del answers[name]
         older = "head's" if min(theirs.kept, default=0) > own.round else "sensor's"
         reason = f"it can go back to rounds {theirs.kept}, the head to {own.kept}"
-        remedy = f"put the newer of the {older} --state folder back, or begin anew: edge-node vfl coordinate --new"
+        remedy = (
+            f"put the newer of the {older} --state folder back, or begin anew: edge-node vfl "
+            "coordinate --new"
+        )
         effects.append(Refuse(name, reason, remedy))
     return state._replace(answers=answers), tuple(effects)
 
@@ -419,19 +463,29 @@ def _refuse_stragglers(state: HeadState) -> Step:
 
 def _next(state: HeadState, now: float) -> Step:
     """Open the next round; after the last one, publish the end."""
-    return (state._replace(finished=now), (Finish(),)) if state.is_over else (state, (Open(state.round + 1),))
+    return (
+        (state._replace(finished=now), (Finish(),))
+        if state.is_over
+        else (state, (Open(state.round + 1),))
+    )
 
 
 def _lack_products(state: HeadState, event: Lacking) -> Step:
-    """In a plant products come one by one: only where none comes for longer that is worth a word."""
+    """In a plant products come one by one: only where none comes for longer that is worth a
+    word.
+    """
     if event.now - max(state.since, event.grown) <= _QUIET:
         return state._replace(paused=False), ()
-    return _report_waiting(state._replace(paused=True), f"waiting for more products in {event.path}")
+    return _report_waiting(
+        state._replace(paused=True), f"waiting for more products in {event.path}"
+    )
 
 
 def _take_embeddings(state: HeadState, event: Embedded) -> Step:
-    sensor, collected = event.sensor, state.open
-    if event.prompt and sensor in state.absent:  # so fast that it is worth waiting for, even if its round is over
+    sensor = event.sensor
+    collected = state.open
+    # so fast that it is worth waiting for, even if its round is over
+    if event.prompt and sensor in state.absent:
         state = state._replace(absent=state.absent - {sensor})
     if collected is None or not event.news:
         return state, ()
@@ -477,13 +531,19 @@ def _tick(state: HeadState, now: float) -> Step:
 
 
 def _check_round(state: HeadState, collected: Collection, now: float) -> Step:
-    patience, missing = state.plan.patience, state.missing()
+    patience = state.plan.patience
+    missing = state.missing()
     drips = now - collected.opened > _DRIPS * patience
-    late = [each for each in missing if drips or now - collected.heard.get(each, collected.opened) > patience]
+    late = [
+        each
+        for each in missing
+        if drips or now - collected.heard.get(each, collected.opened) > patience
+    ]
     if late and state.plan.waits:
         state, effects = _pause(state, collected.round, late)
     else:
-        state, effects = state._replace(absent=state.absent | set(late)) if late else state, ()
+        state = state._replace(absent=state.absent | set(late)) if late else state
+        effects = ()
         if late and _is_complete(state):
             return _close(state, collected.round, now)
     if missing and now - max([collected.asked, *collected.heard.values()]) > collected.silence:
@@ -495,7 +555,8 @@ def _check_round(state: HeadState, collected: Collection, now: float) -> Step:
 
 def _report_absence(state: HeadState) -> Step:
     """Gathering takes long."""
-    missing, round_ = state.missing(), state.round
+    missing = state.missing()
+    round_ = state.round
     if not state.is_over:
         return _pause(state, round_ + 1, missing)
     if not state.answers:
@@ -504,20 +565,27 @@ def _report_absence(state: HeadState) -> Step:
     gone = ", ".join(missing)
     return _report_waiting(
         state,
-        f"{behind} came back without round {round_}, and {gone} has ended: start {gone} again, and the "
-        "last rounds are played once more",
+        f"{behind} came back without round {round_}, and {gone} has ended: start {gone} again, "
+        "and the last rounds are played once more",
     )
 
 
 def _pause(state: HeadState, round_: int, waiting_for: list[str]) -> Step:
-    return _report_waiting(state._replace(paused=True), f"round {round_} waits for {', '.join(waiting_for)}")
+    return _report_waiting(
+        state._replace(paused=True), f"round {round_} waits for {', '.join(waiting_for)}"
+    )
 
 
 def _has_ended(state: HeadState, now: float) -> bool:
-    """Whether the last round is closed and on the disks of all sensors that can be expected to write it there."""
+    """Whether the last round is closed and on the disks of all sensors that can be expected to
+    write it there.
+    """
     if not state.is_over or (state.gathering and state.present):
         return False
-    return state.done >= set(state.plan.sensors) - state.absent or now - state.finished > state.plan.timing.linger
+    return (
+        state.done >= set(state.plan.sensors) - state.absent
+        or now - state.finished > state.plan.timing.linger
+    )
 
 
 # Sensors that come, for the first time or again
@@ -525,11 +593,14 @@ def _has_ended(state: HeadState, now: float) -> bool:
 
 def _join(state: HeadState, event: Joined) -> Step:
     sensor, hello, new, now = event
-    known, member = state.members.get(sensor), Member(hello.identity, hello.columns)
+    known = state.members.get(sensor)
+    member = Member(hello.identity, hello.columns)
     if known and known.columns != member.columns and state.round:
         reason = f"{sensor} had {known.columns} columns, and now has {member.columns}"
         remedy = "pass the same --columns as before, or begin anew: edge-node vfl coordinate --new"
-        return state, (Reject(sensor, Refusal(session=hello.session, reason=reason, remedy=remedy)),)
+        return state, (
+            Reject(sensor, Refusal(session=hello.session, reason=reason, remedy=remedy)),
+        )
     effects = list[Effect]()
     if known != member:
         effects.append(Admit(sensor, member))
@@ -538,10 +609,11 @@ def _join(state: HeadState, event: Joined) -> Step:
     if hello.lacks and hello.lacks != state.lacks.get(sensor):
         text = f"the round waits for {sensor}, which lacks {abbreviate(hello.lacks, 300)}"
         effects.append(_note(text, "lacks", sensor, now // WINDOW))
+    absent = state.absent - {sensor} if new else state.absent
     state = state._replace(
         members={**state.members, sensor: member},
         present=state.present | {sensor},
-        absent=state.absent - {sensor} if new else state.absent,
+        absent=absent,
         lacks={**state.lacks, sensor: hello.lacks},
     )
     theirs = PartyProgress(hello.round, hello.kept)
@@ -560,9 +632,16 @@ def _catch_up(state: HeadState, sensor: str, theirs: PartyProgress, now: float) 
         state = state._replace(repeats={}, counted=now)
     count = state.repeats.get(sensor, 0)
     if count == REPEATS:
-        return state, (_note(f"{sensor} asks for the same round again and again: it has to wait", "repeats", sensor),)
+        return state, (
+            _note(
+                f"{sensor} asks for the same round again and again: it has to wait",
+                "repeats",
+                sensor,
+            ),
+        )
     state = state._replace(repeats={**state.repeats, sensor: count + 1})
-    behind, effects = state.round - theirs.round, list[Effect]()
+    behind = state.round - theirs.round
+    effects = list[Effect]()
     if behind == 1 and state.previous == state.round:
         effects.append(RepeatRound(sensor))
     elif behind and state.plan.waits:

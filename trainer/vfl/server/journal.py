@@ -1,4 +1,6 @@
-"""Journal of a head: runs, admitted sensors and closed rounds in SQLite, a transaction for each group of rounds."""
+"""Journal of a head: runs, admitted sensors and closed rounds in SQLite,
+a transaction for each group of rounds.
+"""
 
 import contextlib
 import sqlite3
@@ -21,7 +23,8 @@ CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT
 CREATE TABLE sensors (
     run TEXT NOT NULL, sensor TEXT NOT NULL, identity TEXT NOT NULL, columns INTEGER NOT NULL,
     PRIMARY KEY (run, sensor));
-CREATE TABLE rounds (run TEXT NOT NULL, round INTEGER NOT NULL, fact BLOB NOT NULL, PRIMARY KEY (run, round));
+CREATE TABLE rounds (run TEXT NOT NULL, round INTEGER NOT NULL, fact BLOB NOT NULL, \
+PRIMARY KEY (run, round));
 """
 _MOST = 100_000  # rounds whose facts are kept
 _NEWEST = "SELECT run, spec, attempt FROM runs ORDER BY rowid DESC LIMIT 1"
@@ -43,9 +46,11 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
     first: int  # position of the first product
     last: int  # past the end
     iterations: tuple[int, ...]  # E_{t,k}, in the order of sensors; 0: was absent
-    loss: float | None  # F_t before the local iterations, of the denoised embeddings; None: was not finite
+    # F_t before the local iterations, of the denoised embeddings; None: was not finite
+    loss: float | None
     rmse: float | None = None  # of the result, likewise; where classes are numbers
-    validation: Validation | None = None  # of the newest products; None: nothing was learnt before these
+    # of the newest products; None: nothing was learnt before these
+    validation: Validation | None = None
     seconds: float  # since the round before it was closed
     collection: dict[str, float]
     communication: dict[str, float]
@@ -55,7 +60,9 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(Database):
     """The facts of a head's runs. EdgeNodeError if the disk fails."""
 
-    FILE, VERSION, TABLES = "vfl.sqlite", 3, _TABLES
+    FILE = "vfl.sqlite"
+    VERSION = 3
+    TABLES = _TABLES
 
     def newest(self) -> VflSpec | None:
         """The spec of the newest run; None if there is none."""
@@ -65,17 +72,27 @@ class Journal(Database):
 
     def begin(self, spec: VflSpec) -> None:
         """Record a new run."""
-        self._write(("INSERT INTO runs (run, spec, attempt) VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
+        self._write(
+            (
+                "INSERT INTO runs (run, spec, attempt) VALUES (?, ?, 0)",
+                (spec.run, msgspec.json.encode(spec)),
+            )
+        )
 
     def has_rounds(self, run: str) -> bool:
         """Whether any round of a run is recorded."""
         with self._errors():
-            return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
+            return (
+                self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone()
+                is not None
+            )
 
     def attempt(self, run: str) -> int:
-        """The number of the next attempt: higher than any before it, whatever is killed, or restored from a copy.
+        """The number of the next attempt: higher than any before it, whatever is killed,
+        or restored from a copy.
 
-        Sensors that go on know the numbers of a newer journal, so it is the hundredths of seconds since 1970, or more.
+        Sensors that go on know the numbers of a newer journal, so it is the hundredths of seconds
+        since 1970, or more.
         """
         with self._errors():
             (last,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
@@ -96,23 +113,39 @@ class Journal(Database):
     def admit(self, run: str, sensor: str, member: Member) -> None:
         """Record a sensor that is admitted, or has a new state folder."""
         self._write(
-            ("INSERT OR REPLACE INTO sensors VALUES (?, ?, ?, ?)", (run, sensor, member.identity, member.columns))
+            (
+                "INSERT OR REPLACE INTO sensors VALUES (?, ?, ?, ?)",
+                (run, sensor, member.identity, member.columns),
+            )
         )
 
     def members(self, run: str) -> dict[str, Member]:
         """The sensors that were admitted."""
         with self._errors():
-            rows = self._db.execute("SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,))
+            rows = self._db.execute(
+                "SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,)
+            )
             return {sensor: Member(identity, columns) for sensor, identity, columns in rows}
 
     def close_rounds(self, run: str, rounds: Sequence[ClosedRound]) -> None:
-        """Record a group of closed rounds. Repeated rounds replace their earlier record; very old ones are dropped."""
+        """Record a group of closed rounds.
+
+        Repeated rounds replace their earlier record; very old ones are dropped.
+        """
         if rounds:
             self._write(
-                *(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (run, each.round, msgspec.json.encode(each)))
-                  for each in rounds),
-                ("DELETE FROM rounds WHERE run = ? AND round <= ?", (run, rounds[-1].round - _MOST)),
-            )  # fmt: skip
+                *(
+                    (
+                        "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)",
+                        (run, each.round, msgspec.json.encode(each)),
+                    )
+                    for each in rounds
+                ),
+                (
+                    "DELETE FROM rounds WHERE run = ? AND round <= ?",
+                    (run, rounds[-1].round - _MOST),
+                ),
+            )
 
 
 def history(folder: Path) -> list[ClosedRound]:
@@ -124,12 +157,14 @@ def history(folder: Path) -> list[ClosedRound]:
     """
     with _reading(folder) as database:
         run = database.execute(_NEWEST).fetchone()
-        rows = database.execute("SELECT fact FROM rounds WHERE run = ? ORDER BY round", (run[0] if run else "",))
+        run_name = run[0] if run else ""
+        rows = database.execute("SELECT fact FROM rounds WHERE run = ? ORDER BY round", (run_name,))
         return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
 
 
 def newest_spec(folder: Path) -> VflSpec | None:
-    """That of the newest run in a head's state folder; None if it has no rounds yet, so that it may still change.
+    """That of the newest run in a head's state folder; None if it has no rounds yet,
+    so that it may still change.
 
     Raises:
         EdgeNodeError: it cannot be read.
@@ -139,20 +174,33 @@ def newest_spec(folder: Path) -> VflSpec | None:
         return None
     with _reading(folder) as database:
         row = database.execute(_NEWEST).fetchone()
-        if row is None or database.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", row[:1]).fetchone() is None:
+        if (
+            row is None
+            or database.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", row[:1]).fetchone()
+            is None
+        ):
             return None
     return msgspec.json.decode(row[1], type=VflSpec)
 
 
 def runs(folder: Path) -> list[RunRecord]:
-    """All runs in a head's state folder, the newest last; the journal is not verified. Errors as `history`."""
+    """All runs in a head's state folder, the newest last; the journal is not verified.
+
+    Errors as `history`.
+    """
     with _reading(folder, verify=False) as database:
         rows = database.execute("SELECT spec, attempt, ended FROM runs ORDER BY rowid")
-        return [RunRecord(msgspec.json.decode(spec, type=VflSpec), at / 100, bool(ended)) for spec, at, ended in rows]
+        return [
+            RunRecord(msgspec.json.decode(spec, type=VflSpec), at / 100, bool(ended))
+            for spec, at, ended in rows
+        ]
 
 
 def rounds_since(folder: Path, run: str, first: int) -> list[ClosedRound]:
-    """The closed rounds of a run from `first` on, in order; the journal is not verified. Errors as `history`."""
+    """The closed rounds of a run from `first` on, in order; the journal is not verified.
+
+    Errors as `history`.
+    """
     with _reading(folder, verify=False) as database:
         rows = database.execute(
             "SELECT fact FROM rounds WHERE run = ? AND round >= ? ORDER BY round", (run, first)
@@ -160,12 +208,15 @@ def rounds_since(folder: Path, run: str, first: int) -> list[ClosedRound]:
     return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
 
 
-def _reading(folder: Path, *, verify: bool = True) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+def _reading(
+    folder: Path, *, verify: bool = True
+) -> contextlib.AbstractContextManager[sqlite3.Connection]:
     return reading(folder / Journal.FILE, "edge-node vfl coordinate", verify=verify)
 
 
 def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:
-    """The spec of the run that goes on, or that begins: settings are fixed once rounds are written down.
+    """The spec of the run that goes on, or that begins:
+    settings are fixed once rounds are written down.
 
     Raises:
         UsageError: the run in the journal has other settings.
@@ -181,6 +232,7 @@ def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:
     if same != old:
         raise UsageError(
             f"the run in this state folder has other settings: {describe_changes(old, same)}",
-            "give the same options as before, begin another run with --new, or choose another --state folder",
+            "give the same options as before, begin another run with --new, or choose another "
+            "--state folder",
         )
     return old

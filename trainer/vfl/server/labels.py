@@ -1,4 +1,6 @@
-"""Labels of products, the head's own data: products in the order of their arrival, and their classes."""
+"""Labels of products, the head's own data: products in the order of their arrival,
+and their classes.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,9 @@ from edge.vfl.csv_tail import MEMORY, BadRowError, Cells, CsvTail, ProductIndex,
 
 
 class Labels:
-    """Labels of products in a CSV file that grows. A product's position is that of its row among the usable ones.
+    """Labels of products in a CSV file that grows.
+
+    A product's position is that of its row among the usable ones.
 
     Positions must not change: a head that starts again needs the file from its beginning.
     """
@@ -33,7 +37,10 @@ class Labels:
         self._labels: list[int] = []
 
     def refresh(self) -> bool:
-        """Read what was appended to the file since last time; True if there is news. EdgeNodeError: see GrowingFile."""
+        """Read what was appended to the file since last time; True if there is news.
+
+        EdgeNodeError: see GrowingFile.
+        """
         return self._file.read(self._add)
 
     @property
@@ -42,7 +49,10 @@ class Labels:
         return self._known.count
 
     def products(self, first: int, last: int) -> tuple[str, ...]:
-        """Those at positions [first, last), as far as there are any. IndexError if they are forgotten."""
+        """Those at positions [first, last), as far as there are any.
+
+        IndexError if they are forgotten.
+        """
         return tuple(self._products[self._span(first, last)])
 
     def labels(self, first: int, last: int) -> NDArray[np.int64]:
@@ -54,7 +64,8 @@ class Labels:
         dropped = max(0, min(before, self.count) - self._first)
         del self._products[:dropped], self._labels[:dropped]
         self._first += dropped
-        self._known.drop_before(self.count - MEMORY)  # ids stay: what is a duplicate follows from the file alone
+        # ids stay: what is a duplicate follows from the file alone
+        self._known.drop_before(self.count - MEMORY)
 
     def _span(self, first: int, last: int) -> slice:
         if first < self._first:
@@ -66,7 +77,9 @@ class Labels:
         for _, label in cells:
             number = self._classes.get(label.strip())
             if number is None:
-                raise BadRowError(f"there is no class {label[:40]!r}", suggest(label.strip(), self._classes))
+                raise BadRowError(
+                    f"there is no class {label[:40]!r}", suggest(label.strip(), self._classes)
+                )
             numbers.append(number)
         products = [product.strip() for product, _ in cells]
         self._known.add(products)

@@ -10,9 +10,12 @@ class ResponseTimes:
     """Response times of one head process's sensors, in seconds of any monotonic clock."""
 
     def __init__(self, sensors: Sequence[str], patience: float, now: float):
-        self.costs: dict[str, tuple[float, float, float]] = {}  # collection, communication, iteration
-        self._sensors, self._patience = sensors, patience
-        self._recent: dict[int, float] = {}  # when the rounds of this attempt opened, for as long as `patience`
+        # collection, communication, iteration
+        self.costs: dict[str, tuple[float, float, float]] = {}
+        self._sensors = sensors
+        self._patience = patience
+        # when the rounds of this attempt opened, for as long as `patience`
+        self._recent: dict[int, float] = {}
         self._opened = self._closed = now  # when a round last was
         self._taken: tuple[int, ...] = ()  # local iterations of the round before
 
@@ -33,16 +36,24 @@ class ResponseTimes:
     def measure(self, sensor: str, reported: ReportedTimes, now: float) -> float:
         """A sensor's part of the open round is whole; returns what it took.
 
-        A round opens while sensors still train in the one before it: that is no time of the network's.
+        A round opens while sensors still train in the one before it: that is no time of the
+        network's.
         """
         latency = now - self._opened
         steps = self._taken[self._sensors.index(sensor)] if self._taken else 0
-        costs = reported.clipped(latency, (now - self._closed) / steps if steps else self._patience)
-        communication = max(0.0, latency - steps * costs.iteration - costs.collection - costs.embedding)
+        per_step = (now - self._closed) / steps if steps else self._patience
+        costs = reported.clipped(latency, per_step)
+        communication = max(
+            0.0, latency - steps * costs.iteration - costs.collection - costs.embedding
+        )
         self.costs[sensor] = costs.collection, communication, costs.iteration
         return latency
 
     def close_round(self, iterations: tuple[int, ...], now: float) -> float:
-        """The open round is closed, and sensors take so many local iterations; returns seconds since the one before."""
-        before, self._closed, self._taken = self._closed, now, iterations
+        """The open round is closed, and sensors take so many local iterations;
+        returns seconds since the one before.
+        """
+        before = self._closed
+        self._closed = now
+        self._taken = iterations
         return now - before

@@ -1,4 +1,7 @@
-"""Removal of what a broker retains of a vertical federation that nobody runs any more. Without torch."""
+"""Removal of what a broker retains of a vertical federation that nobody runs any more.
+
+Without torch.
+"""
 
 from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
@@ -11,7 +14,8 @@ from trainer.federation.server.connection import publish_retained
 
 
 def remove_retained(endpoint: Endpoint, federation: str) -> int:
-    """Remove the spec, state, status, last prediction, and presence of who has gone; return how many those were.
+    """Remove the spec, state, status, last prediction, and presence of who has gone;
+    return how many those were.
 
     With kits only sensors may publish their presence: what they have published remains.
 
@@ -22,17 +26,24 @@ def remove_retained(endpoint: Endpoint, federation: str) -> int:
     """
     check_no_server(endpoint, federation)
     kinds = (topics.spec, topics.round_state, topics.status, topics.predictions)
-    presences = topics.presence(federation, topics.COORDINATOR if endpoint.kit else "+")
+    node = topics.COORDINATOR if endpoint.kit else "+"
+    presences = topics.presence(federation, node)
     retained = read_retained(endpoint, [*(each(federation) for each in kinds), presences], wait=1.0)
     messages = {topic: _read(payload) for topic, payload in retained.items() if payload}
-    gone = [topic for topic, message in messages.items() if not (isinstance(message, Presence) and message.online)]
+    gone = [
+        topic
+        for topic, message in messages.items()
+        if not (isinstance(message, Presence) and message.online)
+    ]
     if not gone or isinstance(messages.get(topics.spec(federation)), Spec):
         raise UsageError(
             f"{endpoint} keeps nothing of a vertical federation {federation!r}",
             "see what it knows: edge-node status; --federation",
         )
     if not publish_retained(endpoint, dict.fromkeys(gone, b"")):
-        raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it has removed them", "try again")
+        raise EdgeNodeError(
+            f"{endpoint} did not confirm within 10 s that it has removed them", "try again"
+        )
     return len(gone)
 
 

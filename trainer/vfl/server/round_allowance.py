@@ -4,10 +4,13 @@ from trainer.federation.server.membership import WINDOW
 
 
 class RoundAllowance:
-    """What each sensor has spent of its allowance: `most` rounds' worth of traffic, anew with every round."""
+    """What each sensor has spent of its allowance: `most` rounds' worth of traffic,
+    anew with every round.
+    """
 
     def __init__(self, most: int):
-        self._most, self._since = most, 0.0
+        self._most = most
+        self._since = 0.0
         self._spent: dict[str, float] = {}
 
     def renew(self, now: float) -> None:
@@ -16,7 +19,8 @@ class RoundAllowance:
         self._spent.clear()
 
     def spend(self, sensor: str, rounds: float, now: float) -> bool:
-        """Take so many rounds' worth of traffic from a sensor's allowance; False if that much is not left.
+        """Take so many rounds' worth of traffic from a sensor's allowance;
+        False if that much is not left.
 
         A round that stays open for long counts as a new one.
         """

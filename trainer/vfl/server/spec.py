@@ -19,10 +19,15 @@ _NETWORKS = ("dense", "conv")  # those for rows of a file
 _OPTIONS = {
     "labels": "--labels-stay",
     "window.size": "--window",
-    "channel.levels": "--noise", "channel.dither": "--noise", "channel.sigma": "--noise", "channel.loss": "--noise",
-    "denoising.rounds": "--denoise", "denoising.target": "--denoise-with", "denoising.shared": "--denoiser",
+    "channel.levels": "--noise",
+    "channel.dither": "--noise",
+    "channel.sigma": "--noise",
+    "channel.loss": "--noise",
+    "denoising.rounds": "--denoise",
+    "denoising.target": "--denoise-with",
+    "denoising.shared": "--denoiser",
     "privacy.multiplier": "--protect",
-}  # fmt: skip
+}
 """Options of `vfl coordinate` that are called otherwise than the setting."""
 _VALUES: dict[str, dict[Any, str]] = {
     "labels": {"shared": "not given", "server": "given"},
@@ -46,7 +51,9 @@ def parse_classes(text: str) -> tuple[str, ...]:
     except ValueError:
         numbers = range(0)
     if not 2 <= len(numbers) <= _MOST:
-        raise UsageError(f"the classes {text!r} are no range of 2 to {_MOST} numbers", "write for example 0..130")
+        raise UsageError(
+            f"the classes {text!r} are no range of 2 to {_MOST} numbers", "write for example 0..130"
+        )
     return tuple(map(str, numbers))
 
 
@@ -59,15 +66,22 @@ def validate(spec: VflSpec) -> None:
         topics.check_node(name)
         if name == _HEAD:
             raise UsageError(
-                f"a sensor cannot be named {name!r}: the head's random numbers are drawn by that", "rename it"
+                f"a sensor cannot be named {name!r}: the head's random numbers are drawn by that",
+                "rename it",
             )
     for what, names in (("sensor", spec.sensors), ("class", spec.classes)):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"the {what} {twice[0]!r} is named twice", "name each once")
     if len(spec.classes) < 2:
-        raise UsageError("a vertical federation needs two classes or more", "write for example --classes good,bad")
+        raise UsageError(
+            "a vertical federation needs two classes or more",
+            "write for example --classes good,bad",
+        )
     if spec.network not in _NETWORKS:
-        raise UsageError(f"the sensors cannot have the network {spec.network!r}", suggest(spec.network, _NETWORKS))
+        raise UsageError(
+            f"the sensors cannot have the network {spec.network!r}",
+            suggest(spec.network, _NETWORKS),
+        )
     if spec.reading == "expectation":
         _check_numbers(spec.classes)
     check_combinations(spec)
@@ -76,15 +90,20 @@ def validate(spec: VflSpec) -> None:
         msgspec.json.decode(encode(spec), type=VflSpec)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"there can be no such vertical federation: {error}", "see edge-node vfl coordinate --help"
+            f"there can be no such vertical federation: {error}",
+            "see edge-node vfl coordinate --help",
         ) from error
 
 
 def describe_changes(old: VflSpec, new: VflSpec) -> str:
     """The settings that differ, by their options, with both values."""
-    before, after = _flatten(msgspec.to_builtins(old)), _flatten(msgspec.to_builtins(new))
+    before = _flatten(msgspec.to_builtins(old))
+    after = _flatten(msgspec.to_builtins(new))
     return ", ".join(
-        f"{_name_option(name)} (was {_name_value(name, before[name])}, now {_name_value(name, after[name])})"
+        (
+            f"{_name_option(name)} (was {_name_value(name, before[name])}, now "
+            f"{_name_value(name, after[name])})"
+        )
         for name in after
         if after[name] != before[name]
     )
@@ -97,14 +116,19 @@ def _name_option(setting: str) -> str:
 def _name_value(setting: str, value: Any) -> str:
     if setting in _VALUES:
         return _VALUES[setting][value]
-    return abbreviate(",".join(value) if isinstance(value, list | tuple) else str(value), 60)
+    text = ",".join(value) if isinstance(value, list | tuple) else str(value)
+    return abbreviate(text, 60)
 
 
 def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """All fields, those of nested structs with a dotted name."""
     found = dict[str, Any]()
     for name, value in fields.items():
-        found |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        found |= (
+            _flatten(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {prefix + name: value}
+        )
     return found
 
 
@@ -121,7 +145,8 @@ def _check_numbers(classes: tuple[str, ...]) -> None:
 
 def check_combinations(spec: VflSpec) -> None:
     """Raise UsageError, with the reason, where protection and denoising contradict one another."""
-    privacy, denoising = spec.privacy, spec.denoising
+    privacy = spec.privacy
+    denoising = spec.denoising
     if bool(privacy.clip) != bool(privacy.multiplier):
         raise UsageError(
             "embeddings are protected by a clip and noise together, and one of them is 0",
@@ -137,14 +162,19 @@ def check_combinations(spec: VflSpec) -> None:
 
 
 def _check_noisy_copies(spec: VflSpec) -> None:
-    """Raise UsageError unless the two copies that a denoiser learns from differ, with errors of mean zero."""
+    """Raise UsageError unless the two copies that a denoiser learns from differ,
+    with errors of mean zero.
+    """
     channel = spec.channel
     if channel.levels and not channel.dither:
         raise UsageError(
-            "the denoiser cannot learn from two copies of what a quantiser rounds: it rounds both alike",
-            "have the quantiser dither (--noise levels=3,dither), or leave out --denoise-with noisy",
+            "the denoiser cannot learn from two copies of what a quantiser rounds: it rounds "
+            "both alike",
+            "have the quantiser dither (--noise levels=3,dither), or leave out "
+            "--denoise-with noisy",
         )
     if not (channel.levels or channel.sigma or spec.privacy.clip):
         raise UsageError(
-            "the denoiser cannot learn from two copies on this channel: both are the same", "leave out --denoise"
+            "the denoiser cannot learn from two copies on this channel: both are the same",
+            "leave out --denoise",
         )

@@ -35,7 +35,8 @@ def coordinate(
     deploy: Deploy = lambda *_, **__: None,
     timing: Timing = TIMING,
 ) -> int:
-    """Run the head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
+    """Run the head until so many rounds are closed (0: for ever), or `stop` says so;
+    return how many are.
 
     `http` is where a console is served, if one is wanted: [HOST:]PORT.
 

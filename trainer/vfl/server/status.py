@@ -25,7 +25,8 @@ class StatusTracker:
 
     def record_round(self, closed: ClosedRound) -> None:
         """Record a closed round."""
-        self._newest, now = closed, time.monotonic()
+        self._newest = closed
+        now = time.monotonic()
         self._closed.append(now)
         while len(self._closed) > 2 and now - self._closed[0] > _LATELY:
             self._closed.popleft()
@@ -46,15 +47,18 @@ class StatusTracker:
         anyway: bool,
         lacks: Mapping[str, str] = {},
     ) -> VflOverview | None:
-        """An overview of the sensors; None if the last one is less than a second old, unless one is wanted `anyway`.
+        """An overview of the sensors; None if the last one is less than a second old,
+        unless one is wanted `anyway`.
 
         `awaited` says in words what rounds wait for, `lacks` what a sensor waits for.
         """
         now = time.monotonic()
         if now - self._since < _EVERY and not anyway:
             return None
-        newest, self._since = self._newest, now
+        newest = self._newest
+        self._since = now
         iterations = dict(zip(self._spec.sensors, newest.iterations, strict=True)) if newest else {}
+        validation = newest.validation if newest else None
         return VflOverview(
             run=self._spec.run,
             time=datetime.now(UTC),
@@ -63,7 +67,7 @@ class StatusTracker:
             paused=paused,
             awaited=awaited,
             loss=self.loss,
-            validation=newest.validation if newest else None,
+            validation=validation,
             rate=self._rate(now),
             sensors=tuple(
                 SensorState(

@@ -1,4 +1,6 @@
-"""The Sparkplug edge node without a broker: what it says byte by byte, and in which order, whatever happens to it."""
+"""The Sparkplug edge node without a broker: what it says byte by byte,
+and in which order, whatever happens to it.
+"""
 
 import json
 import random
@@ -135,7 +137,10 @@ def test_the_will_is_the_death_of_the_birth_that_follows_it():
 
 def test_device_and_node_die_in_this_order_and_what_was_never_born_does_not():
     seen = Observed().connect()
-    assert [message.topic.split("/")[2] for message in seen.take(seen.node.deaths())] == ["DDEATH", "NDEATH"]
+    assert [message.topic.split("/")[2] for message in seen.take(seen.node.deaths())] == [
+        "DDEATH",
+        "NDEATH",
+    ]
     seen.node.will(1)
     assert [message.topic.split("/")[2] for message in seen.node.deaths()] == ["NDEATH"]
 
@@ -144,7 +149,9 @@ def test_a_rebirth_begins_the_sequence_again_and_keeps_the_number_of_the_connect
     seen = Observed().connect(bdseq=9)
     for number in range(5):
         seen.data(number, verdict(number))
-    assert seen.node.interpret("spBv1.0/plant/NCMD/line-1", command(REBIRTH, True)) is Request.REBIRTH
+    assert (
+        seen.node.interpret("spBv1.0/plant/NCMD/line-1", command(REBIRTH, True)) is Request.REBIRTH
+    )
     seen.take(seen.node.births())
     assert seen.checker.births == [9, 9]
 
@@ -162,7 +169,15 @@ def test_sequence_numbers_return_to_0_after_255():
 def test_a_verdict_is_told_with_its_own_time_and_its_aliases_alone():
     seen = Observed().connect()
     seen.data(
-        17, verdict(1, defect=False, taught=False, doubts=("novel", "low confidence"), disagreement=0.25, model="abc")
+        17,
+        verdict(
+            1,
+            defect=False,
+            taught=False,
+            doubts=("novel", "low confidence"),
+            disagreement=0.25,
+            model="abc",
+        ),
     )
     (told,) = seen.checker.told
     assert told.values == {
@@ -189,7 +204,11 @@ def test_a_verdict_is_told_with_its_own_time_and_its_aliases_alone():
 def test_failures_and_notices_are_told_and_counted_too():
     seen = Observed().connect().data(0, failure()).data(1, notice())
     first, second = (told.values for told in seen.checker.told)
-    assert (first["Failure/Error"], first["Failure/Remedy"], first["Total/Failures"]) == ("no image", "send one", 1)
+    assert (first["Failure/Error"], first["Failure/Remedy"], first["Total/Failures"]) == (
+        "no image",
+        "send one",
+        1,
+    )
     assert (second["Notice/Kind"], second["Notice/Text"]) == ("drift", "the images have changed")
     assert second["Total/Notices"] == 1
 
@@ -206,14 +225,29 @@ def test_what_is_late_is_historical_and_the_totals_follow_once_as_they_are_now()
 
 
 def test_an_outcome_that_is_told_again_is_counted_once():
-    seen = Observed().connect().data(0, verdict(0)).data(0, verdict(0), historical=True).data(1, verdict(1))
+    seen = (
+        Observed()
+        .connect()
+        .data(0, verdict(0))
+        .data(0, verdict(0), historical=True)
+        .data(1, verdict(1))
+    )
     assert seen.checker.told[-1].values["Total/Verdicts"] == 2
 
 
 def test_another_model_is_told_once_as_a_property_of_the_node():
-    seen = Observed().connect().data(0, verdict()).data(1, verdict()).data(2, verdict(bundle="press@4", model="d"))
+    seen = (
+        Observed()
+        .connect()
+        .data(0, verdict())
+        .data(1, verdict())
+        .data(2, verdict(bundle="press@4", model="d"))
+    )
     assert seen.checker.kinds == ["NBIRTH", "DBIRTH", "NDATA", "DDATA", "DDATA", "NDATA", "DDATA"]
-    assert (seen.checker.properties["Properties/Bundle"], seen.checker.properties["Properties/Model"]) == (
+    assert (
+        seen.checker.properties["Properties/Bundle"],
+        seen.checker.properties["Properties/Model"],
+    ) == (
         "press@4",
         "d",
     )
@@ -240,14 +274,28 @@ def test_an_older_verdict_does_not_bring_back_an_older_model():
     ],
 )
 def test_only_the_rebirth_command_set_to_true_is_obeyed(payload):
-    assert EdgeNode(WHO, "1", Ticking()).interpret("spBv1.0/plant/NCMD/line-1", payload) is Request.NOTHING
+    assert (
+        EdgeNode(WHO, "1", Ticking()).interpret("spBv1.0/plant/NCMD/line-1", payload)
+        is Request.NOTHING
+    )
 
 
-@given(st.binary(max_size=300) | st.builds(lambda a, b, c: command(REBIRTH, True)[:a] + b + command(REBIRTH, True)[c:],
-                                           st.integers(0, 40), st.binary(max_size=20), st.integers(0, 40)))  # fmt: skip
+@given(
+    st.binary(max_size=300)
+    | st.builds(
+        lambda a, b, c: command(REBIRTH, True)[:a] + b + command(REBIRTH, True)[c:],
+        st.integers(0, 40),
+        st.binary(max_size=20),
+        st.integers(0, 40),
+    )
+)
 @settings(max_examples=300)
 def test_hostile_bytes_are_refused_or_read_and_nothing_else_happens(payload):
-    for topic in ("spBv1.0/plant/NCMD/line-1", "spBv1.0/STATE/scada", "spBv1.0/plant/DDATA/line-1/inspection"):
+    for topic in (
+        "spBv1.0/plant/NCMD/line-1",
+        "spBv1.0/STATE/scada",
+        "spBv1.0/plant/DDATA/line-1/inspection",
+    ):
         node = EdgeNode(WHO._replace(host="scada"), "1", Ticking())
         try:
             assert isinstance(node.interpret(topic, payload), Request)
@@ -268,7 +316,11 @@ def test_the_primary_host_is_waited_for_and_missed():
     node = EdgeNode(WHO._replace(host="scada"), "1", Ticking())
     node.will(0)
     assert not node.host_online
-    assert hear_state(node, (False, 10), (True, 20), (True, 20)) == [Request.NOTHING, Request.ONLINE, Request.NOTHING]
+    assert hear_state(node, (False, 10), (True, 20), (True, 20)) == [
+        Request.NOTHING,
+        Request.ONLINE,
+        Request.NOTHING,
+    ]
     assert node.host_online
     assert hear_state(node, (False, 20)) == [Request.OFFLINE]
     node.will(1)
@@ -318,7 +370,9 @@ def test_whatever_happens_a_host_finds_nothing_wrong(seed):
     seen = Observed().connect()
     bdseq = number = 0
     for _ in range(2000):
-        match chance.choices(("data", "late", "rebirth", "totals", "lost", "closed"), (60, 20, 5, 5, 2, 2))[0]:
+        match chance.choices(
+            ("data", "late", "rebirth", "totals", "lost", "closed"), (60, 20, 5, 5, 2, 2)
+        )[0]:
             case "data" | "late" as what:
                 outcome = chance.choice((verdict, failure))(number)
                 seen.data(number - chance.choice((0, 0, 1)), outcome, historical=what == "late")
@@ -348,15 +402,24 @@ def test_the_checker_sees_what_is_wrong():
 # ---------------------------------------------------------------- memory
 
 
-def test_the_number_of_the_connection_goes_on_after_a_restart_and_returns_to_0_after_255(tmp_path: Path):
+def test_the_number_of_the_connection_goes_on_after_a_restart_and_returns_to_0_after_255(
+    tmp_path: Path,
+):
     where = Endpoint.parse("mqtt://broker"), WHO
-    assert [BirthState(tmp_path / "state", *where).next_birth_death() for _ in range(3)] == [0, 1, 2]
+    assert [BirthState(tmp_path / "state", *where).next_birth_death() for _ in range(3)] == [
+        0,
+        1,
+        2,
+    ]
     (path,) = (tmp_path / "state").iterdir()
     write_record(path, {**json.loads(path.read_bytes())["value"], "birth_death": 254})
     assert [BirthState(tmp_path / "state", *where).next_birth_death() for _ in range(2)] == [255, 0]
     assert len({BirthState(tmp_path / "state", *where).client for _ in range(3)}) == 1
     other = BirthState(tmp_path / "state", where[0], WHO._replace(node="line-2"))
-    assert (other.next_birth_death(), other.client == BirthState(tmp_path / "state", *where).client) == (0, False)
+    assert (
+        other.next_birth_death(),
+        other.client == BirthState(tmp_path / "state", *where).client,
+    ) == (0, False)
 
 
 def test_a_damaged_memory_or_a_full_disk_does_not_keep_the_node_from_connecting(tmp_path: Path):
@@ -380,9 +443,11 @@ from broker_config.protocol.errors import explain
 from edge.config import line_settings as settings
 from edge.daemon import daemon, source_sink_factory
 from edge.daemon.dispatcher import Dispatcher
-found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, Path("line.toml"))
+found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, \
+Path("line.toml"))
 try:
-    Dispatcher(source_sink_factory.Instance("line-1", Path(sys.argv[1])), found.spool).prepare(found.sinks)
+    Dispatcher(source_sink_factory.Instance("line-1", Path(sys.argv[1])), \
+found.spool).prepare(found.sinks)
 except ImportError as error:
     print(explain(error))
 """

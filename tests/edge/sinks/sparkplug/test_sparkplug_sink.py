@@ -65,7 +65,10 @@ def sink(port: int, who: Identity, state: Path, **options: float) -> Iterator[Sp
 
 
 def items(count: int, first: int = 0) -> list[Item]:
-    return [Item(n, failure(n) if n % 7 == 3 else verdict(n), False) for n in range(first, first + count)]
+    return [
+        Item(n, failure(n) if n % 7 == 3 else verdict(n), False)
+        for n in range(first, first + count)
+    ]
 
 
 def deliver(to: Sparkplug, wanted: Sequence[Item], seconds: float = 30) -> None:
@@ -83,7 +86,9 @@ def deliver(to: Sparkplug, wanted: Sequence[Item], seconds: float = 30) -> None:
 
 
 def told(seen: Checker) -> list[int]:
-    return [each.values["Outcome/Sequence"] for each in seen.told if "Outcome/Sequence" in each.values]
+    return [
+        each.values["Outcome/Sequence"] for each in seen.told if "Outcome/Sequence" in each.values
+    ]
 
 
 def test_an_edge_node_is_born_tells_its_outcomes_in_order_and_dies(broker, request, tmp_path):
@@ -103,7 +108,8 @@ def test_an_edge_node_is_born_tells_its_outcomes_in_order_and_dies(broker, reque
     client = re.search(r"as (edge-node-[0-9a-f]{16}) \(p2, c1, k20\)", said)
     assert client, "MQTT 3.1.1, clean session"
     assert re.search(r"Will message specified \(\d+ bytes\) \(r0, q1\)", said)
-    wait_until(lambda: f"Received DISCONNECT from {client[1]}" in broker.log.read_text())  # behind its last message
+    # behind its last message
+    wait_until(lambda: f"Received DISCONNECT from {client[1]}" in broker.log.read_text())
     assert f"spBv1.0/{who.group}/NCMD/line-1 (QoS 1)" in said
 
 
@@ -131,7 +137,9 @@ def test_a_rebirth_can_be_asked_for_at_any_time_and_costs_no_outcome(broker, req
         born = len(host.checker.births)
         host.rebirth()
         host.wait(lambda seen: len(seen.births) > born and seen.kinds[-1] == "DBIRTH")
-        assert host.checker.current["Total/Verdicts"] + host.checker.current["Total/Failures"] == 1001
+        assert (
+            host.checker.current["Total/Verdicts"] + host.checker.current["Total/Failures"] == 1001
+        )
     host.close()
     assert told(host.checker) == list(range(1001))
     assert set(host.checker.births) == {0}
@@ -142,7 +150,13 @@ def test_commands_that_are_no_commands_change_nothing(broker, request, tmp_path,
     host = Host(broker.port, checker(who))
     with sink(broker.port, who, tmp_path) as running:
         running.deliver(items(1))
-        for hostile in (b"", b"\xff" * 100, b"\x12\x05\x0a\xff\xff", b"\x12\xff\xff\xff\xff\x0f", b"\0" * 70_000):
+        for hostile in (
+            b"",
+            b"\xff" * 100,
+            b"\x12\x05\x0a\xff\xff",
+            b"\x12\xff\xff\xff\xff\x0f",
+            b"\0" * 70_000,
+        ):
             host.say(f"spBv1.0/{who.group}/NCMD/line-1", hostile)
             host.say(f"spBv1.0/{who.group}/NCMD/line-1", hostile, retain=True)
         running.deliver(items(10, 1))
@@ -212,7 +226,9 @@ def test_with_the_connection_cut_again_and_again_nothing_is_lost(broker, request
 
 @pytest.mark.parametrize("seed", range(2))
 def test_with_the_broker_killed_what_it_had_not_sent_on_comes_again(request, tmp_path, seed):
-    """The host keeps up, so that the broker has nothing in its memory that it has shown to us alone."""
+    """The host keeps up, so that the broker has nothing in its memory that it has shown to us
+    alone.
+    """
     who, chance = identity(request, host="scada"), random.Random(seed)
     seen = checker(who)
     with running() as broker:
@@ -251,13 +267,19 @@ threading.Event().wait(60)
 """
 
 
-def test_of_a_killed_line_the_broker_tells_the_death_and_the_next_one_has_the_next_number(broker, request, tmp_path):
+def test_of_a_killed_line_the_broker_tells_the_death_and_the_next_one_has_the_next_number(
+    broker, request, tmp_path
+):
     who = identity(request)
     host = Host(broker.port, checker(who))
     for life in range(2):
         place = (f"mqtt://127.0.0.1:{broker.port}", who.group, str(tmp_path))
         with subprocess.Popen([sys.executable, "-c", EDGE_NODE, *place]) as process:
-            host.wait(lambda seen, life=life: seen.births == [*range(life + 1)] and seen.kinds[-1] == "DBIRTH")
+            host.wait(
+                lambda seen, life=life: (
+                    seen.births == [*range(life + 1)] and seen.kinds[-1] == "DBIRTH"
+                )
+            )
             process.kill()
         host.wait(lambda seen, life=life: seen.deaths == [*range(life + 1)])
     host.close()
@@ -290,8 +312,12 @@ def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, ma
 
 def test_the_access_list_in_the_documentation_is_all_that_it_needs(tmp_path):
     page = (REPOSITORY / "docs" / "line.md").read_text()
-    (tmp_path / "acl").write_text("\n".join(re.findall(r"^ *(topic .* spBv1\.0/.*)$", page, re.MULTILINE)))
-    (tmp_path / "all").write_text((tmp_path / "acl").read_text() + "\ntopic write spBv1.0/STATE/scada\n")
+    (tmp_path / "acl").write_text(
+        "\n".join(re.findall(r"^ *(topic .* spBv1\.0/.*)$", page, re.MULTILINE))
+    )
+    (tmp_path / "all").write_text(
+        (tmp_path / "acl").read_text() + "\ntopic write spBv1.0/STATE/scada\n"
+    )
     who = Identity("Werk 2", "press-3", "inspection", "scada")
     with running(f"acl_file {tmp_path}/all") as broker:
         host = Host(broker.port, checker(who), "scada")
@@ -327,7 +353,10 @@ def seen_images(seen: Checker) -> list[str]:
 
 def test_a_second_edge_node_of_the_same_name_is_noticed(broker, request, tmp_path, caplog):
     who = identity(request)
-    with sink(broker.port, who, tmp_path / "a") as first, sink(broker.port, who, tmp_path / "b") as second:
+    with (
+        sink(broker.port, who, tmp_path / "a") as first,
+        sink(broker.port, who, tmp_path / "b") as second,
+    ):
         deliver(first, items(1))
         deliver(second, items(1))
         deliver(first, items(1, 1))

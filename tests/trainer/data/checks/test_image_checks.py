@@ -1,4 +1,6 @@
-"""A look at a plant's images finds what training and judging would suffer from, names it, and says what to do."""
+"""A look at a plant's images finds what training and judging would suffer from, names it,
+and says what to do.
+"""
 
 import json
 import re
@@ -18,7 +20,13 @@ from tests.support.plants import here
 from trainer.data import class_folders
 from trainer.data.checks import findings_output
 from trainer.data.checks.findings import Finding
-from trainer.data.checks.image_checks import ImageReport, check_folders, format_brief, image_options, load_checked
+from trainer.data.checks.image_checks import (
+    ImageReport,
+    check_folders,
+    format_brief,
+    image_options,
+    load_checked,
+)
 from trainer.data.image_groups import read_keys
 
 CLASSES = ("dent", "scratch", "stain")
@@ -27,7 +35,9 @@ SIZE = 64
 
 def texture(seed: int, *, mean: float = 128, width: int = SIZE, height: int = SIZE) -> Image.Image:
     """Grain that is like no other seed's."""
-    noise = np.random.default_rng(seed).normal(mean, 30, (height // 4 + 1, width // 4 + 1)).clip(0, 255)
+    noise = (
+        np.random.default_rng(seed).normal(mean, 30, (height // 4 + 1, width // 4 + 1)).clip(0, 255)
+    )
     return Image.fromarray(noise.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
 
 
@@ -106,7 +116,10 @@ def test_a_held_out_image_that_also_trains_is_an_error(plant: Path, name: str) -
     Image.open(plant / "dent" / "0.png").save(plant.parent / "test" / "dent" / name)
     finding = found(check(plant, plant.parent / "test"), "held out")
     assert finding.severity == "error"
-    assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant.parent / "test" / "dent" / name)}
+    assert set(finding.files) == {
+        str(plant / "dent" / "0.png"),
+        str(plant.parent / "test" / "dent" / name),
+    }
 
 
 def darker(image: Image.Image) -> Image.Image:
@@ -129,15 +142,22 @@ def test_an_image_that_was_changed_a_little_is_a_near_duplicate(
     change(Image.open(plant / "dent" / "0.png")).save(plant / "dent" / "changed.png")
     finding = found(check(plant), "alike")
     assert finding.severity == "hint"
-    assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant / "dent" / "changed.png")}
+    assert set(finding.files) == {
+        str(plant / "dent" / "0.png"),
+        str(plant / "dent" / "changed.png"),
+    }
 
 
-def save_sisters(plant: Path, target: Path, classes: tuple[str, ...] = CLASSES, count: int = 10) -> None:
+def save_sisters(
+    plant: Path, target: Path, classes: tuple[str, ...] = CLASSES, count: int = 10
+) -> None:
     """A darker, turned picture of the first spots of each class."""
     for name in classes:
         (target / name).mkdir(parents=True, exist_ok=True)
         for index in range(count):
-            darker(Image.open(plant / name / f"{index}.png")).rotate(90).save(target / name / f"sister-{index}.png")
+            darker(Image.open(plant / name / f"{index}.png")).rotate(90).save(
+                target / name / f"sister-{index}.png"
+            )
 
 
 def test_held_out_images_that_look_like_training_images_are_the_first_warning(plant: Path) -> None:
@@ -152,17 +172,23 @@ def test_held_out_images_that_look_like_training_images_are_the_first_warning(pl
     assert f"{plant / 'dent' / '0.png'} ~ {test / 'dent' / 'sister-0.png'}" in first.text
     assert len(first.files) == 4
     assert report.can_join
-    _, findings = load_checked(class_folders.scan(plant), class_folders.scan(test), CLASSES, SIZE, seed=0)
+    _, findings = load_checked(
+        class_folders.scan(plant), class_folders.scan(test), CLASSES, SIZE, seed=0
+    )
     assert findings[0] == first
 
 
-def test_held_out_images_of_the_users_group_are_listed_too_and_other_ones_are_not(plant: Path) -> None:
+def test_held_out_images_of_the_users_group_are_listed_too_and_other_ones_are_not(
+    plant: Path,
+) -> None:
     (plant.parent / "test" / "dent").mkdir(parents=True)
     texture(999).save(plant.parent / "test" / "dent" / "4.png")
     texture(998).save(plant.parent / "test" / "dent" / "12.png")
     report = check_folders(plant, plant.parent / "test", SIZE, group="^[0-9]+")
     assert found(report, "held out").text.startswith("1 of 2 held-out images")
-    assert not [each for each in check(plant, plant.parent / "test").findings if each.kind == "held out"]
+    assert not [
+        each for each in check(plant, plant.parent / "test").findings if each.kind == "held out"
+    ]
 
 
 def test_groups_within_the_folder_are_counted_and_listed_for_machines(plant: Path) -> None:
@@ -172,7 +198,9 @@ def test_groups_within_the_folder_are_counted_and_listed_for_machines(plant: Pat
     assert finding.severity == "hint"
     assert finding.text.startswith("8 of 34 images are in 4 group(s) of look-alikes")
     listed = findings_output.summarise(report).groups
-    assert [str(plant / "dent" / "0.png"), str(plant / "dent" / "sister-0.png")] in [sorted(group) for group in listed]
+    assert [str(plant / "dent" / "0.png"), str(plant / "dent" / "sister-0.png")] in [
+        sorted(group) for group in listed
+    ]
     assert len(listed) == 4
 
 
@@ -194,7 +222,9 @@ def test_what_the_user_says_belongs_together_stays_together(plant: Path) -> None
     keys = read_keys("^(.)", catalogue.entries)
     images, _ = load_checked(catalogue, None, CLASSES, SIZE, seed=0, keys=keys)
     assert images.test is not None
-    assert not {path.name for path in images.train.paths} & {path.name for path in images.test.paths}
+    assert not {path.name for path in images.train.paths} & {
+        path.name for path in images.test.paths
+    }
 
 
 def test_many_pictures_of_few_spots_are_judged_by_cross_validation(plant: Path) -> None:
@@ -202,11 +232,15 @@ def test_many_pictures_of_few_spots_are_judged_by_cross_validation(plant: Path) 
         path.unlink()
     for turn in (0.9, 0.8, 0.7):
         for path in [*plant.glob("*/?.png")]:
-            Image.open(path).point(lambda value, turn=turn: value * turn).save(path.with_stem(f"{path.stem}-{turn}"))
+            Image.open(path).point(lambda value, turn=turn: value * turn).save(
+                path.with_stem(f"{path.stem}-{turn}")
+            )
     images, findings = load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
     assert images.test is None
     (few,) = [finding for finding in findings if finding.kind == "too few"]
-    assert few.text.startswith("48 images show only 12 different spots, 4 of them of dent, too few to hold any out")
+    assert few.text.startswith(
+        "48 images show only 12 different spots, 4 of them of dent, too few to hold any out"
+    )
 
 
 # Size, brightness, format
@@ -214,7 +248,9 @@ def test_many_pictures_of_few_spots_are_judged_by_cross_validation(plant: Path) 
 
 def resize(plant: Path, pattern: str, width: int, height: int) -> None:
     for path in plant.glob(pattern):
-        texture(int(path.stem) + len(path.parent.name) * 1000, width=width, height=height).save(path)
+        texture(int(path.stem) + len(path.parent.name) * 1000, width=width, height=height).save(
+            path
+        )
 
 
 def test_images_far_smaller_than_the_networks_input_are_named(plant: Path) -> None:
@@ -320,7 +356,9 @@ def keep(plant: Path, **counts: int) -> Path:
     return plant
 
 
-@pytest.mark.parametrize("counts", [{"dent": 4}, {"dent": 5, "scratch": 5, "stain": 9}], ids=["4 of a class", "19"])
+@pytest.mark.parametrize(
+    "counts", [{"dent": 4}, {"dent": 5, "scratch": 5, "stain": 9}], ids=["4 of a class", "19"]
+)
 def test_too_few_images_to_hold_any_out_are_a_warning(plant: Path, counts: dict[str, int]) -> None:
     finding = found(check(keep(plant, **counts)), "too few")
     assert finding.severity == "warning"
@@ -352,7 +390,10 @@ def test_classes_that_only_one_folder_has_are_named(plant: Path) -> None:
         (plant.parent / "test" / name).mkdir(parents=True)
         texture(1000 + number).save(plant.parent / "test" / name / "0.png")
     findings = check(plant, plant.parent / "test").findings
-    assert [(finding.severity, finding.kind) for finding in findings] == [("warning", "classes"), ("hint", "classes")]
+    assert [(finding.severity, finding.kind) for finding in findings] == [
+        ("warning", "classes"),
+        ("hint", "classes"),
+    ]
     assert "crack" in findings[0].text
     assert "scratch, stain" in findings[1].text
 
@@ -369,7 +410,9 @@ def test_held_out_images_of_other_classes_only_are_an_error(plant: Path) -> None
 # Joining
 
 
-def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_few_lines(plant: Path) -> None:
+def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_few_lines(
+    plant: Path,
+) -> None:
     for number in range(40):
         Image.open(plant / "dent" / "0.png").save(plant / "dent" / f"copy-{number}.bmp")
     resize(plant, "dent/3.png", 40, 40)
@@ -389,7 +432,10 @@ def test_the_command_that_shows_all_takes_the_images_as_joining_does(plant: Path
     finding = Finding("warning", "twice", "...", "...")
     options = image_options(Path("held out"), "^(sheet[0-9]+)_", {"Kratzer": "scratch"})
     (*_, line) = format_brief([finding], plant, options)
-    assert f"edge-node check {plant} --test 'held out' --group '^(sheet[0-9]+)_' --alias Kratzer=scratch shows" in line
+    assert (
+        f"edge-node check {plant} --test 'held out' --group '^(sheet[0-9]+)_' --alias "
+        "Kratzer=scratch shows"
+    ) in line
 
 
 def test_joining_is_refused_with_what_the_look_finds(plant: Path) -> None:
@@ -403,7 +449,9 @@ def test_joining_is_refused_with_what_the_look_finds(plant: Path) -> None:
 def test_looking_changes_nothing_in_what_is_loaded(plant: Path) -> None:
     looked: list[str] = []
     plain = class_folders.load(class_folders.scan(plant), CLASSES, SIZE)
-    seen = class_folders.load(class_folders.scan(plant), CLASSES, SIZE, lambda entry, _: looked.append(entry.digest))
+    seen = class_folders.load(
+        class_folders.scan(plant), CLASSES, SIZE, lambda entry, _: looked.append(entry.digest)
+    )
     assert np.array_equal(plain.images, seen.images)
     assert tuple(looked) == seen.digests == plain.digests
 
@@ -488,8 +536,9 @@ def test_a_check_ends_with_the_command_that_joins_with_what_was_checked(
         texture(9000 + len(name)).save(tmp_path / "held out" / name / "1.png")
     taken = ["--test", "held out", "--group", "^([0-9])", "--alias", "dent=dents"]
     assert proposed("plant", *taken, "--classes", "dents,scratch,stain") == [
-        *("edge-node", "join", "BROKER_URL", "--name", host_name(), "--data", "plant"), *taken
-    ]  # fmt: skip
+        *("edge-node", "join", "BROKER_URL", "--name", host_name(), "--data", "plant"),
+        *taken,
+    ]
     (tmp_path / "plant-a.kit").touch()
     assert proposed("plant")[2:] == ["--kit", "plant-a.kit", "--data", "plant"]
     (tmp_path / "coordinator.kit").touch()  # with two the choice is the user's
@@ -500,7 +549,9 @@ def test_a_check_ends_with_the_command_that_joins_with_what_was_checked(
     assert proposed("plant")[2:] == ["--config", "node.toml", "--data", "plant"]
 
 
-def test_nothing_is_proposed_to_a_plant_that_cannot_join(plant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_proposed_to_a_plant_that_cannot_join(
+    plant: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(plant.parent)
     (plant / "dent" / "broken.png").write_bytes(b"no image")
     assert proposed(plant) == []
@@ -533,10 +584,14 @@ def test_a_contact_sheet_among_the_images_is_none_of_them(
     before = check(plant)
     findings_output.draw_contact_sheet(before, plant / f"sheet.{suffix}")
     assert check(plant).findings == before.findings
-    assert caplog.messages == [f"1 annotated picture(s) are left out, the first is {plant / f'sheet.{suffix}'}"]
+    assert caplog.messages == [
+        f"1 annotated picture(s) are left out, the first is {plant / f'sheet.{suffix}'}"
+    ]
 
 
-@pytest.mark.parametrize("arguments", [("nowhere",), (".", "--picture", "no/such/folder/sheet.png")])
+@pytest.mark.parametrize(
+    "arguments", [("nowhere",), (".", "--picture", "no/such/folder/sheet.png")]
+)
 def test_what_cannot_be_done_is_a_usage_error(arguments: tuple[str, ...], plant: Path) -> None:
     result = here("check", *(str(plant) if word == "." else word for word in arguments))
     assert result.returncode == 2
@@ -550,7 +605,10 @@ def test_what_cannot_be_done_is_a_usage_error(arguments: tuple[str, ...], plant:
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs the shared data sets")
 def test_what_is_known_of_neu_cls_and_x_sdd_is_found() -> None:
     neu, xsdd = check(SHARED_DATA / "neu_cls", size=128), check(SHARED_DATA / "xsdd", size=128)
-    assert {Path(file).name for file in found(neu, "twice").files} == {"patches_101.jpg", "patches_105.jpg"}
+    assert {Path(file).name for file in found(neu, "twice").files} == {
+        "patches_101.jpg",
+        "patches_105.jpg",
+    }
     assert len(found(xsdd, "twice").files) == 18
     assert "PNG are of finishing_roll_printing" in found(xsdd, "giveaway").text
     assert "122 x 128 (1)" in found(xsdd, "sizes").text
@@ -561,11 +619,20 @@ def test_what_is_known_of_neu_cls_and_x_sdd_is_found() -> None:
 # Names of classes
 
 
-def test_folders_that_are_no_class_of_the_federation_stop_the_plant_before_it_joins(plant: Path) -> None:
+def test_folders_that_are_no_class_of_the_federation_stop_the_plant_before_it_joins(
+    plant: Path,
+) -> None:
     assert here("check", plant, "--classes", "dent,scratch,stain,rust", "--json").returncode == 0
     done = here("check", plant, "--classes", "dents, scratch, stain", "--json")
     assert done.returncode == 1
-    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["severity"] == "error"]
+    (finding,) = [
+        each for each in json.loads(done.stdout)["findings"] if each["severity"] == "error"
+    ]
     assert "'dent' is none of the federation's classes" in finding["text"]
     assert "perhaps dents" in finding["text"]
-    assert here("check", plant, "--classes", "dents,scratch,stain", "--alias", "dent=dents", "--json").returncode == 0
+    assert (
+        here(
+            "check", plant, "--classes", "dents,scratch,stain", "--alias", "dent=dents", "--json"
+        ).returncode
+        == 0
+    )

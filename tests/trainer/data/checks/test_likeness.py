@@ -1,4 +1,6 @@
-"""Pictures of one spot are found among pictures of the same surface, however they were taken or changed."""
+"""Pictures of one spot are found among pictures of the same surface,
+however they were taken or changed.
+"""
 
 import io
 from collections.abc import Callable
@@ -16,7 +18,10 @@ SIZE = 96
 def draw(count: int, seed: int = 0) -> list[Image.Image]:
     """Gray pictures of different spots."""
     labels = np.arange(count) % len(drawn_surfaces.CLASSES)
-    return [Image.fromarray(each).convert("L") for each in drawn_surfaces.draw_images(labels, SIZE, seed)]
+    return [
+        Image.fromarray(each).convert("L")
+        for each in drawn_surfaces.draw_images(labels, SIZE, seed)
+    ]
 
 
 SPOTS = draw(24)
@@ -58,11 +63,24 @@ def cropped(image: Image.Image) -> Image.Image:
 
 
 CHANGES: list[Callable[[Image.Image], Image.Image]] = [
-    noisier, exposed, lit_from_a_side, compressed, moved, cropped, ImageOps.mirror, ImageOps.flip,
-    *(lambda image, turn=turn: image.transpose(turn)
-      for turn in (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.TRANSVERSE)),
+    noisier,
+    exposed,
+    lit_from_a_side,
+    compressed,
+    moved,
+    cropped,
+    ImageOps.mirror,
+    ImageOps.flip,
+    *(
+        lambda image, turn=turn: image.transpose(turn)
+        for turn in (
+            Image.Transpose.ROTATE_90,
+            Image.Transpose.ROTATE_180,
+            Image.Transpose.TRANSVERSE,
+        )
+    ),
     lambda image: image.rotate(4, Image.Resampling.BILINEAR, fillcolor=128),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
@@ -72,7 +90,9 @@ def test_a_changed_copy_is_found_and_nothing_else_is(number: int) -> None:
 
 
 def test_changes_add_up() -> None:
-    assert positions(compare(SPOTS[0], SPOTS[1], compressed(exposed(moved(SPOTS[0].rotate(90)))))) == {(0, 2)}
+    assert positions(
+        compare(SPOTS[0], SPOTS[1], compressed(exposed(moved(SPOTS[0].rotate(90)))))
+    ) == {(0, 2)}
 
 
 def test_different_spots_of_one_surface_are_not_alike() -> None:

@@ -1,4 +1,6 @@
-"""Training alone beside the federation: pauses and kills change no byte, and the federation's rounds come first."""
+"""Training alone beside the federation: pauses and kills change no byte,
+and the federation's rounds come first.
+"""
 
 import threading
 from collections.abc import Callable
@@ -54,7 +56,9 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
 
 
 class Turns(NamedTuple):
-    """Between batches training asks whether it may go on: how often it has, and its answers (True: it is to stop)."""
+    """Between batches training asks whether it may go on: how often it has,
+    and its answers (True: it is to stop).
+    """
 
     asked: list[None]
     given: list[bool]
@@ -85,7 +89,9 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
 
 def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path, turns: Turns) -> None:
     """The memory of a batch of its own and of one of the federation is not needed at once."""
-    alone = AloneTraining(msgspec.structs.replace(SPEC, rounds=1000), NODE, shares(1)[NODE], tmp_path)
+    alone = AloneTraining(
+        msgspec.structs.replace(SPEC, rounds=1000), NODE, shares(1)[NODE], tmp_path
+    )
     alone.begin(BROADCAST)
     for _ in range(20):
         before = len(turns.given)
@@ -96,7 +102,9 @@ def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path, turns: Turns) -> 
     alone.close()
 
 
-def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone, turns: Turns) -> None:
+def test_it_rests_until_the_node_waits_for_others(
+    tmp_path: Path, expected: TrainedAlone, turns: Turns
+) -> None:
     resting = training(tmp_path)
     resting.begin(BROADCAST)
     wait_until(lambda: turns.asked)
@@ -115,7 +123,8 @@ def test_a_process_goes_on_with_the_round_in_which_an_earlier_one_was_killed(
 ) -> None:
     interrupt(tmp_path)
     second = training(tmp_path)
-    second.begin({name: value + 1 for name, value in BROADCAST.items()})  # a later round's; the start is known already
+    # a later round's; the start is known already
+    second.begin({name: value + 1 for name, value in BROADCAST.items()})
     agree(second.result(), expected)
 
 
@@ -124,7 +133,8 @@ def test_a_process_that_is_killed_at_once_has_written_down_what_it_starts_from(
 ) -> None:
     first = training(tmp_path)
     first.begin(BROADCAST)
-    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}  # when `begin` has returned
+    # when `begin` has returned
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     first.close()
     for name, content in left.items():
         (tmp_path / "later" / name).parent.mkdir(exist_ok=True)
@@ -143,7 +153,9 @@ def damaged(folder: Path, name: str, how: str) -> AloneTraining:
     if how == "missing":
         path.unlink()
     else:
-        path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "flipped": flipped}[how])
+        path.write_bytes(
+            {"cut": content[: len(content) // 2], "empty": b"", "flipped": flipped}[how]
+        )
     second = training(folder)
     second.begin(None)
     return second
@@ -161,7 +173,9 @@ def test_a_damaged_state_is_trained_again(tmp_path: Path, expected: TrainedAlone
         *(("alone.json", how) for how in ("cut", "empty", "missing")),
     ],
 )
-def test_without_what_it_started_from_there_is_no_comparison(tmp_path: Path, name: str, how: str) -> None:
+def test_without_what_it_started_from_there_is_no_comparison(
+    tmp_path: Path, name: str, how: str
+) -> None:
     with pytest.raises(NotComparableError, match=str(tmp_path)):
         damaged(tmp_path, name, how).result()
 
@@ -185,7 +199,9 @@ def test_closed_before_it_is_told_to_begin_it_starts_no_training(tmp_path: Path)
 
 
 def test_a_new_run_begins_anew(tmp_path: Path, expected: TrainedAlone) -> None:
-    old = AloneTraining(msgspec.structs.replace(SPEC, run="0" * 16, seed=9), NODE, shares(1)[NODE], tmp_path)
+    old = AloneTraining(
+        msgspec.structs.replace(SPEC, run="0" * 16, seed=9), NODE, shares(1)[NODE], tmp_path
+    )
     old.begin(BROADCAST)
     assert old.result() is not None
     new = training(tmp_path)

@@ -1,4 +1,6 @@
-"""A plant's folders come under the federation's classes: by aliases, or as a person confirms; never by a guess."""
+"""A plant's folders come under the federation's classes: by aliases,
+or as a person confirms; never by a guess.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +29,11 @@ class Join:
 
     def __init__(self, folder: Path, aliases: dict[str, str], *names: str):
         self.spec, _ = draft(
-            Request(model="small", weights="none"), federation="steel", classes=CLASSES, nodes=2, aliases=aliases
+            Request(model="small", weights="none"),
+            federation="steel",
+            classes=CLASSES,
+            nodes=2,
+            aliases=aliases,
         )
         self.found, self.state = plant(folder / "images", *names), folder / "state"
         self.told: list[str] = []
@@ -44,7 +50,9 @@ class Join:
         self, *, confirm: Callable[[str], bool] | None = None, like: Path | None = None, **own: str
     ) -> dict[str, str]:
         self.told, self.asked = [], []
-        aliases = assign_classes([self.found], self.spec, own, self.state, like, confirm, self.told.append)
+        aliases = assign_classes(
+            [self.found], self.spec, own, self.state, like, confirm, self.told.append
+        )
         return {name: aliases.get(name, name) for name in sorted(self.found.names)}
 
 
@@ -54,9 +62,14 @@ def test_an_alias_of_the_federation_holds_and_is_told(tmp_path: Path) -> None:
     assert join.told == ["Kratzer is taught as scratches (an alias of the federation)"]
 
 
-def test_the_plants_own_alias_comes_before_the_federations_also_for_the_name_of_a_class(tmp_path: Path) -> None:
+def test_the_plants_own_alias_comes_before_the_federations_also_for_the_name_of_a_class(
+    tmp_path: Path,
+) -> None:
     join = Join(tmp_path, {"Kratzer": "scratches"}, "Kratzer", "scratches")
-    assert join.assign(Kratzer="patches", scratches="inclusion") == {"Kratzer": "patches", "scratches": "inclusion"}
+    assert join.assign(Kratzer="patches", scratches="inclusion") == {
+        "Kratzer": "patches",
+        "scratches": "inclusion",
+    }
     assert join.told[0] == "Kratzer is taught as patches (--alias)"
 
 
@@ -64,14 +77,20 @@ def test_what_a_person_confirms_holds_and_is_not_asked_again(tmp_path: Path) -> 
     join = Join(tmp_path, {}, "Kratzer", "patches")
     assert join.assign(confirm=join.answer(True)) == {"Kratzer": "scratches", "patches": "patches"}
     assert join.asked == ["Shall the images in Kratzer be taught as scratches?"]
-    assert join.told == ["'Kratzer' is none of the federation's classes; perhaps scratches (German for it)"]
+    assert join.told == [
+        "'Kratzer' is none of the federation's classes; perhaps scratches (German for it)"
+    ]
     assert join.assign(confirm=join.answer(False)) == {"Kratzer": "scratches", "patches": "patches"}
     assert join.asked == []
-    assert join.told == [f"Kratzer is taught as scratches (confirmed: {join.state / 'aliases.json'})"]
+    assert join.told == [
+        f"Kratzer is taught as scratches (confirmed: {join.state / 'aliases.json'})"
+    ]
     assert join.assign(Kratzer="patches")["Kratzer"] == "patches", "--alias overrules it"
 
 
-def test_what_was_confirmed_for_a_class_that_this_federation_has_not_is_asked_anew(tmp_path: Path) -> None:
+def test_what_was_confirmed_for_a_class_that_this_federation_has_not_is_asked_anew(
+    tmp_path: Path,
+) -> None:
     join = Join(tmp_path, {}, "Kratzer")
     join.state.mkdir()
     (join.state / "aliases.json").write_text('{"Kratzer": "scratch"}')
@@ -104,7 +123,12 @@ def test_nothing_is_asked_about_a_folder_for_which_there_is_no_proposal(tmp_path
 
 def test_with_a_bundle_the_images_speak_too(tmp_path: Path) -> None:
     join = Join(tmp_path, {}, "patches", "xyz", "Kratzer", "inclusion")
-    colours = {"Kratzer": (200, 0, 0), "xyz": (210, 0, 0), "patches": (0, 200, 0), "inclusion": (0, 0, 200)}
+    colours = {
+        "Kratzer": (200, 0, 0),
+        "xyz": (210, 0, 0),
+        "patches": (0, 200, 0),
+        "inclusion": (0, 0, 200),
+    }
     for folder, colour in colours.items():  # the bundle's classes are red, green and blue
         for number in range(10):
             Image.new("RGB", (8, 8), (colour[0], colour[1], colour[2] + number)).save(

@@ -23,12 +23,18 @@ from trainer.methods import make
 
 
 def drafted(**privacy: str) -> Spec:
-    return draft(Request("gaussian", model="small", weights="none", size=32, privacy=privacy),
-                 federation="steel", classes=CLASSES, nodes=2)[0]  # fmt: skip
+    return draft(
+        Request("gaussian", model="small", weights="none", size=32, privacy=privacy),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )[0]
 
 
 def checked(spec: Spec, **demanded: str) -> float:
-    return check_spec(demanded, spec, make(spec.method, spec.training, spec.options, spec.head, spec.privacy)).epsilon
+    return check_spec(
+        demanded, spec, make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+    ).epsilon
 
 
 def test_an_epsilon_that_a_federation_keeps_is_met_and_bounds_what_is_spent() -> None:
@@ -39,19 +45,27 @@ def test_an_epsilon_that_a_federation_keeps_is_met_and_bounds_what_is_spent() ->
 @pytest.mark.parametrize(
     ("privacy", "demanded", "why"),
     [
-        ({"epsilon": "8"}, {"epsilon": "3"}, "would spend epsilon 8 of this plant's images, and it demands 3 at most"),
+        (
+            {"epsilon": "8"},
+            {"epsilon": "3"},
+            "would spend epsilon 8 of this plant's images, and it demands 3 at most",
+        ),
         ({}, {"epsilon": "3"}, "'steel' is not private: no epsilon bounds what leaves this plant"),
         ({"epsilon": "8"}, {"epsilon": "none"}, "what this node demands cannot be met"),
         ({"epsilon": "8"}, {"epsilon": "0"}, "what this node demands cannot be met"),
         ({"epsilon": "8"}, {"noise": "1"}, "cannot be checked before anything leaves it: noise"),
     ],
 )
-def test_what_is_not_met_is_refused(privacy: dict[str, str], demanded: dict[str, str], why: str) -> None:
+def test_what_is_not_met_is_refused(
+    privacy: dict[str, str], demanded: dict[str, str], why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
         checked(drafted(**privacy), **demanded)
 
 
-def told_before(spec: Spec, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[str]:
+def told_before(
+    spec: Spec, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> list[str]:
     """What a plant is told until it would meet the others."""
     gathering = RoundState(run=spec.run, round=0, status="gathering")
     retained = {spec_topic("steel"): encode(spec), round_state("steel"): encode(gathering)}
@@ -71,7 +85,13 @@ def told_before(spec: Spec, folder: Path, monkeypatch: pytest.MonkeyPatch, **cha
     if not images.exists():
         draw(images, 4, 1)
     asked: dict[str, Any] = {"name": "a", "folder": images, "test": None, "state": folder / "state"}
-    asked |= {"federation": "steel", "telemetry": False, "demands": {}, "wait": 1.0, "report": report}
+    asked |= {
+        "federation": "steel",
+        "telemetry": False,
+        "demands": {},
+        "wait": 1.0,
+        "report": report,
+    }
     with pytest.raises(InterruptedError):
         join(Endpoint.parse("mqtt://nowhere"), **{**asked, **changes})
     return told
@@ -81,7 +101,10 @@ def test_a_plant_hears_what_joining_costs_before_it_meets_anybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = drafted(epsilon="3")
-    costs = "this federation is private: what leaves a node spends epsilon 3 of each of its training images"
+    costs = (
+        "this federation is private: what leaves a node spends epsilon 3 of each of its "
+        "training images"
+    )
     assert any(each.startswith(costs) for each in told_before(spec, tmp_path, monkeypatch))
     open_account(tmp_path / "state").account.spend("an earlier run", 1, "basis", 1.0)
     told = told_before(spec, tmp_path, monkeypatch)

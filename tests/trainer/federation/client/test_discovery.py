@@ -1,4 +1,6 @@
-"""Which federations on a broker can be joined; that of one which has ended, a node is told so soon."""
+"""Which federations on a broker can be joined; that of one which has ended,
+a node is told so soon.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -22,17 +24,32 @@ Ended = Literal["finished", "aborted"]
 
 def joining(mosquitto: EmbeddedBroker, folder: Path, wait: float = 60) -> None:
     join(
-        Endpoint.parse(mosquitto.url), name="a", folder=None, test=None, state=folder, federation="steel",
-        telemetry=False, demands={}, wait=wait, report=progress.ignore,
-    )  # fmt: skip
+        Endpoint.parse(mosquitto.url),
+        name="a",
+        folder=None,
+        test=None,
+        state=folder,
+        federation="steel",
+        telemetry=False,
+        demands={},
+        wait=wait,
+        report=progress.ignore,
+    )
 
 
-def retain(mosquitto: EmbeddedBroker, status: Literal["gathering", "finished", "aborted"], method: str) -> None:
+def retain(
+    mosquitto: EmbeddedBroker, status: Literal["gathering", "finished", "aborted"], method: str
+) -> None:
     """What a broker keeps of a federation whose coordinator has gone."""
     spec, _ = draft(
-        Request(method, model="small", weights="none", size=32), federation="steel", classes=CLASSES, nodes=2
+        Request(method, model="small", weights="none", size=32),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
     )
-    state = RoundState(run=spec.run, round=0, status=status, reason="a shift's end" if status == "aborted" else "")
+    state = RoundState(
+        run=spec.run, round=0, status=status, reason="a shift's end" if status == "aborted" else ""
+    )
     said = {topics.spec("steel"): encode(spec), topics.round_state("steel"): encode(state)}
     assert publish_retained(Endpoint.parse(mosquitto.url), said)
 
@@ -40,14 +57,35 @@ def retain(mosquitto: EmbeddedBroker, status: Literal["gathering", "finished", "
 @pytest.mark.parametrize(
     ("status", "method", "what", "remedy"),
     [
-        ("finished", "fedavg", "has finished, and this node has no part in its model", "edge-node coordinate --new"),
-        ("finished", "gaussian", "is not there to serve newcomers its result", "again with its --state"),
-        ("aborted", "fedavg", "the federation ended early: a shift's end", "ask its operator, then join again"),
+        (
+            "finished",
+            "fedavg",
+            "has finished, and this node has no part in its model",
+            "edge-node coordinate --new",
+        ),
+        (
+            "finished",
+            "gaussian",
+            "is not there to serve newcomers its result",
+            "again with its --state",
+        ),
+        (
+            "aborted",
+            "fedavg",
+            "the federation ended early: a shift's end",
+            "ask its operator, then join again",
+        ),
     ],
 )
 @pytest.mark.parametrize("wait", [0, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_newcomer_to_a_federation_that_has_ended_is_told_so_soon(
-    status: Ended, method: str, what: str, remedy: str, wait: float, mosquitto: EmbeddedBroker, tmp_path: Path
+    status: Ended,
+    method: str,
+    what: str,
+    remedy: str,
+    wait: float,
+    mosquitto: EmbeddedBroker,
+    tmp_path: Path,
 ) -> None:
     """After ten seconds in which no other run has begun."""
     retain(mosquitto, status, method)
@@ -57,7 +95,9 @@ def test_a_newcomer_to_a_federation_that_has_ended_is_told_so_soon(
     assert told.value.exit_code == 1, "systemd starts it again, and it finds the next run"
 
 
-def test_a_federation_that_is_under_way_is_waited_for(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_federation_that_is_under_way_is_waited_for(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
     retain(mosquitto, "gathering", "fedavg")
     with pytest.raises(UsageError, match="no coordinator appeared"):
         joining(mosquitto, tmp_path, wait=0)

@@ -1,4 +1,6 @@
-"""What a node masks and says of its masks is on its disk: a process that was killed says the same, and nothing else."""
+"""What a node masks and says of its masks is on its disk:
+a process that was killed says the same, and nothing else.
+"""
 
 from pathlib import Path
 
@@ -45,7 +47,10 @@ class Nodes:
     def share(self) -> None:
         """Go on until all masks are known."""
         members = {name: node.begin(1).keys for name, node in self.nodes.items()}
-        dealt = {name: only(node.advance(self.step(members=members))).shares for name, node in self.nodes.items()}
+        dealt = {
+            name: only(node.advance(self.step(members=members))).shares
+            for name, node in self.nodes.items()
+        }
         for name, node in self.nodes.items():
             shares = {other: each[name] for other, each in dealt.items() if other != name}
             assert node.advance(self.step(counted=tuple(self.nodes), shares=shares)) == []
@@ -55,16 +60,32 @@ class Nodes:
         """The store of a node that has trained, and how far it is."""
         store = BlobStore(self.folder / name / "blobs")
         received = self.manifest(store, encode_tensors(self.first), "coordinator")
-        moved = {name: self.first[name] + np.float32(shift) for name in contribution_tensors(self.spec, 1)}
+        moved = {
+            name: self.first[name] + np.float32(shift)
+            for name in contribution_tensors(self.spec, 1)
+        }
         return store, Progress(
-            run=self.spec.run, round=1, stage="contributed", state="", digest="", broadcast=received, weight=40.0,
-            blob=self.manifest(store, encode_tensors(moved), name), history=(),
-        )  # fmt: skip
+            run=self.spec.run,
+            round=1,
+            stage="contributed",
+            state="",
+            digest="",
+            broadcast=received,
+            weight=40.0,
+            blob=self.manifest(store, encode_tensors(moved), name),
+            history=(),
+        )
 
     def manifest(self, store: BlobStore, data: bytes, node: str) -> Manifest:
         digest, size = store.put(data)
         return Manifest(
-            federation="steel", run=self.spec.run, round=1, node=node, digest=digest, size=size, chunk_size=4096
+            federation="steel",
+            run=self.spec.run,
+            round=1,
+            node=node,
+            digest=digest,
+            size=size,
+            chunk_size=4096,
         )
 
 
@@ -121,13 +142,17 @@ def test_a_contribution_is_masked_to_the_same_bytes_by_every_process_and_no_othe
     words = dict(read_tensors(store.path(masked.digest), masked_tensors(nodes.spec, 1)))
     moved = {name: each + np.float32(0.01) for name, each in nodes.first.items()}
     plain = contribution_words(nodes.spec, nodes.method, 1, moved, nodes.first, 40.0)
-    assert all((words[name] != plain[name]).mean() > 0.99 for name in plain if plain[name].size > 100)
+    assert all(
+        (words[name] != plain[name]).mean() > 0.99 for name in plain if plain[name].size > 100
+    )
     with pytest.raises(EdgeNodeError, match="was trained again by this node"):
         nodes.start(A).mask(store, nodes.method, nodes.contributed(A, 0.02)[1])
 
 
 def test_a_coordinator_is_not_taken_for_a_node_of_the_cohort(nodes: Nodes) -> None:
-    """With keys of its own in it the coordinator of three nodes would be one node's only partner."""
+    """With keys of its own in it the coordinator of three nodes would be one node's only
+    partner.
+    """
     own = nodes.start(COORDINATOR).begin(1).keys
     members = {A: nodes.nodes[A].begin(1).keys, COORDINATOR: own}
     with pytest.raises(EdgeNodeError, match=r"keys of coordinator .* \(coordinator is no node\)"):
@@ -152,8 +177,13 @@ def test_a_damaged_record_of_masks_is_named(nodes: Nodes) -> None:
 
 def test_the_classes_of_its_images_are_told_where_there_are_statistics(nodes: Nodes) -> None:
     counts = {"statistics.images": TensorSpec((2,), 0, "int64")}
-    for spec, told in ((nodes.spec, ()), (msgspec.structs.replace(nodes.spec, statistics=counts), (0, 1))):
-        node = MaskedContributions(spec, A, SESSION, nodes.signers[A], nodes.folder / f"{len(told)}", (0, 1))
+    for spec, told in (
+        (nodes.spec, ()),
+        (msgspec.structs.replace(nodes.spec, statistics=counts), (0, 1)),
+    ):
+        node = MaskedContributions(
+            spec, A, SESSION, nodes.signers[A], nodes.folder / f"{len(told)}", (0, 1)
+        )
         keys = node.begin(1).keys
         assert keys
         assert keys.classes == told

@@ -27,7 +27,9 @@ def test_what_was_released_is_known_to_the_next_process_and_of_all_runs(tmp_path
     assert open_account(tmp_path).secret == again.secret
 
 
-def test_a_damaged_account_is_refused_for_another_secret_would_say_the_same_with_other_noise(tmp_path: Path) -> None:
+def test_a_damaged_account_is_refused_for_another_secret_would_say_the_same_with_other_noise(
+    tmp_path: Path,
+) -> None:
     open_account(tmp_path).account.spend("a", 1, "basis", 0.5)
     file = tmp_path / "privacy.json"
     file.write_bytes(file.read_bytes().replace(b'"round":1', b'"round":2'))

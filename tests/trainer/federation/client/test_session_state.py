@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, PeerError
-from broker_config.protocol.messages import Accepted, MaskingStep, Presence, Refusal, RoundState, Welcome
+from broker_config.protocol.messages import (
+    Accepted,
+    MaskingStep,
+    Presence,
+    Refusal,
+    RoundState,
+    Welcome,
+)
 from broker_config.transfer.blob_transfer import Damaged, FetchFailed
 from tests.support.node_model import (
     FOLDER,
@@ -60,11 +67,18 @@ def welcome(node: NodeModel, contributed: int = 0, server: str = SERVER) -> list
     return hear(node, Welcome(session=node.plan.session, server=server, contributed=contributed))
 
 
-def show(node: NodeModel, round_: int, status: Any = "open", server: str = SERVER, **fields: Any) -> list[Effect]:
+def show(
+    node: NodeModel, round_: int, status: Any = "open", server: str = SERVER, **fields: Any
+) -> list[Effect]:
     """The coordinator's round state arrives."""
     spec = node.plan.spec
     broadcast = make_broadcast(spec, round_ + (status == "finished")) if round_ else None
-    return hear(node, RoundState(run=RUN, round=round_, status=status, broadcast=broadcast, server=server, **fields))
+    return hear(
+        node,
+        RoundState(
+            run=RUN, round=round_, status=status, broadcast=broadcast, server=server, **fields
+        ),
+    )
 
 
 def accept(node: NodeModel, round_: int, *, counted: bool = True) -> list[Effect]:
@@ -88,7 +102,9 @@ def of(effects: list[Effect], *kinds: type) -> list[Effect]:
 
 
 def texts(effects: list[Effect]) -> str:
-    return "\n".join(getattr(each.event, "text", "") for each in effects if isinstance(each, Report))
+    return "\n".join(
+        getattr(each.event, "text", "") for each in effects if isinstance(each, Report)
+    )
 
 
 # Being let in
@@ -160,7 +176,9 @@ def test_a_round_is_fetched_trained_contributed_and_refined() -> None:
     assert node.trained == [(1, 1)]
     node.finish_stage()
     sent = [each.message for each in node.outbox if isinstance(each, Send)]
-    assert [(each.round, each.blob) for each in sent] == [(1, make_contribution(make_broadcast(SPEC, 1)))]
+    assert [(each.round, each.blob) for each in sent] == [
+        (1, make_contribution(make_broadcast(SPEC, 1)))
+    ]
     assert current_activity(node.state) == "sending"
     accept(node, 1)
     assert current_activity(node.state) == "training"  # stage 2
@@ -218,7 +236,9 @@ def test_who_cannot_use_a_delta_fetches_the_broadcast(lacks: str) -> None:
     elif lacks == "its bytes":
         node.disk[delta.base] = False
     else:
-        delta = msgspec.structs.replace(delta, blob=msgspec.structs.replace(delta.blob, size=whole.size))
+        delta = msgspec.structs.replace(
+            delta, blob=msgspec.structs.replace(delta.blob, size=whole.size)
+        )
     assert of(show(node, 2, delta=delta), Fetch) == [Fetch(whole)]
     node.arrive()
     assert node.trained[-1] == (2, 1)
@@ -235,11 +255,13 @@ def test_a_delta_that_makes_something_else_is_not_tried_again() -> None:
     assert node.trained[-1] == (2, 1)
 
 
-def test_a_delta_that_its_holder_serves_wrongly_gives_way_to_the_broadcast_and_a_full_disk_does_not() -> None:
+def test_a_wrongly_served_delta_gives_way_to_the_broadcast_and_a_full_disk_does_not() -> None:
     node = play(begin(), 1)
     show(node, 2, delta=DELTA)
     wrong = PeerError("coordinator", "its blob does not match its digest", 2)
-    assert of(node.advance(FetchFailed(DELTA.blob, wrong)), Fetch) == [Fetch(make_broadcast(SPEC, 2))]
+    assert of(node.advance(FetchFailed(DELTA.blob, wrong)), Fetch) == [
+        Fetch(make_broadcast(SPEC, 2))
+    ]
     full = play(begin(), 1)
     show(full, 2, delta=DELTA)
     full.advance(FetchFailed(DELTA.blob, EdgeNodeError("no space left", "make room")))
@@ -264,7 +286,10 @@ def test_a_broadcast_that_comes_when_a_newer_round_is_open_is_not_trained_from()
     welcome(node)
     show(node, 1)
     old = node.fetching
-    assert of(show(node, 2), Cancel, Fetch) == [Cancel(make_broadcast(SPEC, 1)), Fetch(make_broadcast(SPEC, 2))]
+    assert of(show(node, 2), Cancel, Fetch) == [
+        Cancel(make_broadcast(SPEC, 1)),
+        Fetch(make_broadcast(SPEC, 2)),
+    ]
     node.fetching = old
     node.arrive()
     assert node.trained == []
@@ -280,15 +305,20 @@ def test_a_delayed_round_state_changes_nothing() -> None:
 def test_a_broadcast_larger_than_its_tensors_ends_the_session_before_it_is_fetched() -> None:
     node = begin()
     large = msgspec.structs.replace(make_broadcast(SPEC, 1), size=1 << 30)
-    effects = hear(node, RoundState(run=RUN, round=1, status="open", broadcast=large, server=SERVER))
+    effects = hear(
+        node, RoundState(run=RUN, round=1, status="open", broadcast=large, server=SERVER)
+    )
     assert isinstance(node.error, EdgeNodeError)
     assert of(effects, Fetch) == []
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [(PeerError("x", "gone"), "did not arrive"), (EdgeNodeError("full", "free some"), "full")]
+    ("error", "says"),
+    [(PeerError("x", "gone"), "did not arrive"), (EdgeNodeError("full", "free some"), "full")],
 )
-def test_a_broadcast_that_cannot_be_fetched_ends_the_session_with_whose_fault_it_is(error: Any, says: str) -> None:
+def test_a_broadcast_that_cannot_be_fetched_ends_the_session_with_whose_fault_it_is(
+    error: Any, says: str
+) -> None:
     node = begin()
     welcome(node)
     show(node, 1)
@@ -315,7 +345,8 @@ def test_a_contribution_is_offered_again_after_each_welcome_until_it_is_accepted
 def test_a_coordinator_that_has_lost_a_contribution_is_offered_it_again() -> None:
     """It was restored from a copy that is older than its Accepted."""
     node = play(begin(), 1)
-    assert of(welcome(node, contributed=0, server=OTHER), Send) == []  # where it stands is not known yet
+    # where it stands is not known yet
+    assert of(welcome(node, contributed=0, server=OTHER), Send) == []
     assert len(of(show(node, 1, server=OTHER), Send)) == 1
 
 
@@ -357,7 +388,7 @@ def test_a_process_that_was_killed_in_stage_2_goes_on_with_it() -> None:
     assert node.trained == [(1, 1), (1, 2)]
 
 
-def test_a_lost_round_is_trained_again_when_its_broadcast_is_here_and_left_out_when_nobody_has_it() -> None:
+def test_a_lost_round_is_trained_again_if_its_broadcast_is_here_and_else_left_out() -> None:
     node = play(begin(), 2)
     node.restart(loses_its_state=True)
     show(node, 2)
@@ -389,14 +420,18 @@ def test_a_node_goes_back_with_a_coordinator_that_was_restored_from_a_copy() -> 
     assert node.state.progress is None
 
 
-def test_a_node_keeps_what_it_has_learnt_in_the_round_in_which_a_restored_coordinator_has_its_contribution() -> None:
-    """That round may close before the node would have trained it again: the next one then begins from another state."""
+def test_a_node_keeps_what_it_learnt_in_a_round_that_a_restored_coordinator_has() -> None:
+    """That round may close before the node would have trained it again:
+    the next one then begins from another state.
+    """
     node = play(begin(), 3)
     welcome(node, contributed=2, server=OTHER)
     assert of(show(node, 2, server=OTHER), GoBack) == [GoBack(3)]
     assert node.state.rounds_done == 2
     show(node, 3, server=OTHER)
-    assert [round_ for round_, _ in node.trained].count(2) == [round_ for round_, _ in node.trained].count(1)
+    assert [round_ for round_, _ in node.trained].count(2) == [
+        round_ for round_, _ in node.trained
+    ].count(1)
 
 
 def test_a_node_never_goes_back_for_a_coordinator_that_has_not_welcomed_it() -> None:
@@ -422,10 +457,12 @@ def test_the_model_is_made_of_the_result_and_ends_the_session() -> None:
     assert node.state.result == FOLDER / "model"
 
 
-def test_a_model_that_needs_no_result_does_not_fetch_it_unless_its_last_broadcast_is_damaged() -> None:
+def test_a_model_that_needs_no_result_fetches_it_only_if_its_last_broadcast_is_damaged() -> None:
     plan = {"deploys_final": False, "needs_final": False}
     node = play(begin(**plan), 3)
-    assert of(show(node, 3, "finished"), Fetch, Deploy) == [Deploy(make_broadcast(SPEC, 4), counted=True)]
+    assert of(show(node, 3, "finished"), Fetch, Deploy) == [
+        Deploy(make_broadcast(SPEC, 4), counted=True)
+    ]
     damaged = play(begin(**plan), 3)
     damaged.disk[make_broadcast(SPEC, 3).digest] = False
     assert of(show(damaged, 3, "finished"), Fetch) == [Fetch(make_broadcast(SPEC, 4))]
@@ -461,7 +498,9 @@ def test_a_model_of_sums_waits_until_it_is_known_whether_they_hold_the_node_s_ow
 
 
 @pytest.mark.parametrize("contributed", [2, 3])
-def test_sums_that_hold_the_node_s_own_do_not_get_them_again_where_its_last_round_is_lost(contributed: int) -> None:
+def test_sums_that_hold_the_node_s_own_do_not_get_them_again_where_its_last_round_is_lost(
+    contributed: int,
+) -> None:
     node = play(begin(spec=make_spec(statistics=True)), 3)
     node.restart(loses_its_state=True)
     node.disk.clear()  # nor is the broadcast of that round left
@@ -542,7 +581,7 @@ def test_a_contribution_to_a_closed_round_is_not_offered() -> None:
     assert node.trained == [(1, 1), (2, 1)]
 
 
-def test_masked_words_that_the_disk_has_lost_are_made_again_and_what_they_are_made_of_is_trained_again() -> None:
+def test_masked_words_that_the_disk_has_lost_are_made_again_from_what_is_trained_again() -> None:
     node = begin(spec=MASKED)
     welcome(node)
     show(node, 1)

@@ -1,4 +1,6 @@
-"""A node's session under random faults, beside a model of its coordinator: it always comes to its end."""
+"""A node's session under random faults, beside a model of its coordinator:
+it always comes to its end.
+"""
 
 from collections import deque
 
@@ -54,7 +56,9 @@ class Coordinator:
             status="finished" if self.is_over else "open",
             broadcast=make_broadcast(SPEC, self.round),
             server=self.server,
-            delta=make_delta(SPEC, self.round) if self.round > self.begun or self.round == 1 else None,
+            delta=make_delta(SPEC, self.round)
+            if self.round > self.begun or self.round == 1
+            else None,
         )
 
     def close_round(self) -> None:
@@ -66,7 +70,11 @@ class Coordinator:
         match message:
             case Announce():
                 self.welcomed = node.plan.session
-                welcome = Welcome(session=self.welcomed, server=self.server, contributed=max(self.counted, default=0))
+                welcome = Welcome(
+                    session=self.welcomed,
+                    server=self.server,
+                    contributed=max(self.counted, default=0),
+                )
                 self.down += [welcome, self.state]
             case Send(contribution) if contribution.session == self.welcomed:
                 round_, blob = contribution.round, contribution.blob
@@ -79,17 +87,25 @@ class Coordinator:
                 is_due = round_ == self.round and not self.is_over
                 if is_due:
                     self.counted.add(round_)
-                self.down.append(Accepted(session=self.welcomed, run=RUN, round=round_, counted=round_ in self.counted))
+                self.down.append(
+                    Accepted(
+                        session=self.welcomed, run=RUN, round=round_, counted=round_ in self.counted
+                    )
+                )
                 if is_due:
                     self.close_round()
 
 
 class Sessions(RuleBasedStateMachine):
-    """The node's shell and its coordinator, with a network between them that loses, repeats and delays."""
+    """The node's shell and its coordinator, with a network between them that loses,
+    repeats and delays.
+    """
 
     @initialize(sends=st.booleans(), deploys_final=st.booleans(), deltas_fit=st.booleans())
     def begin(self, sends: bool, deploys_final: bool, deltas_fit: bool) -> None:
-        plan = Plan(SPEC, NAME, SESSION, FOLDER, deploys_final=deploys_final, needs_final=deploys_final)
+        plan = Plan(
+            SPEC, NAME, SESSION, FOLDER, deploys_final=deploys_final, needs_final=deploys_final
+        )
         self.node, self.coordinator, self.now = NodeModel(plan, sends=sends), Coordinator(), 0.0
         self.node.deltas_fit = deltas_fit
         self.node.advance(Connected())
@@ -203,10 +219,14 @@ class Sessions(RuleBasedStateMachine):
     @invariant()
     def it_has_found_no_fault_that_it_cannot_mend(self) -> None:
         """But one: a run that is over before the node has trained a round."""
-        assert self.node.error is None or (self.coordinator.has_been_over and self.node.state.progress is None)
+        assert self.node.error is None or (
+            self.coordinator.has_been_over and self.node.state.progress is None
+        )
 
     def teardown(self) -> None:
-        """When the faults end, the run does: with a model, unless it was over before the node had trained."""
+        """When the faults end, the run does: with a model,
+        unless it was over before the node had trained.
+        """
         if not hasattr(self, "node"):
             return
         for _ in range(40):

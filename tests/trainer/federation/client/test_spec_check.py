@@ -1,4 +1,6 @@
-"""A spec whose tensors are not those of its method and model is refused before anything is fetched or held for it."""
+"""A spec whose tensors are not those of its method and model is refused before anything is
+fetched or held for it.
+"""
 
 import socket
 from pathlib import Path
@@ -26,8 +28,15 @@ def test_what_a_coordinator_drafts_fits(case: str) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        pytest.param(Request("fedtfi", model="fedtfi_small", weights="none"), id="patches", marks=pytest.mark.slow),
-        pytest.param(Request("gaussian", {"others": "efficientnet_lite0"}, "small", "none", 32), id="encoders"),
+        pytest.param(
+            Request("fedtfi", model="fedtfi_small", weights="none"),
+            id="patches",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Request("gaussian", {"others": "efficientnet_lite0"}, "small", "none", 32),
+            id="encoders",
+        ),
     ],
 )
 def test_what_is_exchanged_beside_a_model_fits_too(request_: Request) -> None:
@@ -44,7 +53,9 @@ def test_no_other_tensor_is_taken_whatever_it_is_called() -> None:
         spec.tensors | {name: msgspec.structs.replace(spec.tensors[name], dtype="int64")},
         {each: tensor for each, tensor in spec.tensors.items() if each != name},
     ):
-        with pytest.raises(UsageError, match="the tensors of federation 'test' are not those of fedavg and small"):
+        with pytest.raises(
+            UsageError, match="the tensors of federation 'test' are not those of fedavg and small"
+        ):
             check_spec(msgspec.structs.replace(spec, tensors=tensors))
     with pytest.raises(UsageError, match="relayed is float32"):
         check_spec(msgspec.structs.replace(spec, relays={"relayed": HUGE}))
@@ -58,16 +69,24 @@ def test_statistics_that_another_version_computes_are_noticed_at_the_start() -> 
             check_spec(msgspec.structs.replace(spec, statistics=asked))
 
 
-def test_a_node_that_is_told_of_terabytes_connects_to_nobody_and_holds_nothing(tmp_path: Path) -> None:
+def test_a_node_that_is_told_of_terabytes_connects_to_nobody_and_holds_nothing(
+    tmp_path: Path,
+) -> None:
     spec, _ = drafted("fedavg")
     false = msgspec.structs.replace(spec, tensors=spec.tensors | {"more": HUGE})
     with socket.create_server(("127.0.0.1", 0)) as broker:
         endpoint = Endpoint.parse(f"mqtt://127.0.0.1:{broker.getsockname()[1]}")
         with pytest.raises(UsageError, match="more is float32"):  # not that memory lacks
             take_part(
-                false, "plant-1", shares()["plant-1"], endpoint, tmp_path / "state",
-                telemetry=False, report=progress.ignore, stop=lambda: False,
-            )  # fmt: skip
+                false,
+                "plant-1",
+                shares()["plant-1"],
+                endpoint,
+                tmp_path / "state",
+                telemetry=False,
+                report=progress.ignore,
+                stop=lambda: False,
+            )
         broker.setblocking(False)
         with pytest.raises(BlockingIOError):
             broker.accept()

@@ -1,4 +1,6 @@
-"""What a node makes of a run's result: nothing of false totals, and what is right for its images as they are now."""
+"""What a node makes of a run's result: nothing of false totals,
+and what is right for its images as they are now.
+"""
 
 import queue
 from collections.abc import Callable
@@ -42,9 +44,16 @@ def images(tmp_path: Path) -> dict[str, Path]:
 
 
 def finish(
-    folders: dict[str, Path], state: Path, now: str, *, previews: bool, change: Callable[[Arrays], Arrays] = dict
+    folders: dict[str, Path],
+    state: Path,
+    now: str,
+    *,
+    previews: bool,
+    change: Callable[[Arrays], Arrays] = dict,
 ) -> object:
-    """What the plant says in the end: restarted, with the images of `now`, and told the changed result."""
+    """What the plant says in the end: restarted, with the images of `now`,
+    and told the changed result.
+    """
     spec, broadcast = draft(
         Request("gaussian", model="small", weights="none", size=32, seed=7),
         federation="steel",
@@ -52,8 +61,13 @@ def finish(
         nodes=2,
     )
     every = {name: load_images(spec, folder) for name, folder in folders.items()}
-    sums = [Participant(spec, name, every[name]).contribute(NOTHING, broadcast, 1)[1].tensors for name in PLANTS]
-    result = change({**broadcast, **{name: sum(each[name] for each in sums) for name in spec.statistics}})
+    sums = [
+        Participant(spec, name, every[name]).contribute(NOTHING, broadcast, 1)[1].tensors
+        for name in PLANTS
+    ]
+    result = change(
+        {**broadcast, **{name: sum(each[name] for each in sums) for name in spec.statistics}}
+    )
     inbox: queue.Queue[object] = queue.Queue()
 
     def put(worker: Worker, round_: int, tensors: Arrays) -> Manifest:
@@ -85,7 +99,10 @@ def negative(result: Arrays) -> Arrays:
 
 
 def singular(result: Arrays) -> Arrays:
-    return {**result, "statistics.single_sums": np.full_like(result["statistics.single_sums"], 2**63 - 1)}
+    return {
+        **result,
+        "statistics.single_sums": np.full_like(result["statistics.single_sums"], 2**63 - 1),
+    }
 
 
 @pytest.mark.parametrize("change", [negative, singular])
@@ -112,7 +129,9 @@ def test_images_that_changed_since_their_sums_were_sent_are_previewed_as_they_ar
 
 
 def test_a_model_is_of_the_images_as_they_are_now(images: dict[str, Path], tmp_path: Path) -> None:
-    """As if they had always been those; the earlier ones, which others' models know of, are not in it."""
+    """As if they had always been those; the earlier ones, which others' models know of,
+    are not in it.
+    """
     assert isinstance(finish(images, tmp_path / "state", "later", previews=False), Deployed)
     made = personal_model.load(tmp_path / "state" / "model")
     always = {NAME: images["later"], "plant-2": images["plant-2"], "later": images["later"]}

@@ -18,22 +18,29 @@ def contributions(nodes: int, size: int = 1000) -> dict[str, Arrays]:
         generator = np.random.default_rng(number)
         steps = np.rint(generator.normal(0, 2000, size)).astype(np.int32)
         found[f"plant-{number}"] = {
-            "b": steps.view(np.uint32), "a": np.array(7 + number, np.uint32),
+            "b": steps.view(np.uint32),
+            "a": np.array(7 + number, np.uint32),
             "c": generator.integers(-(2**60), 2**60, (4, 5)),
-        }  # fmt: skip
+        }
     return found
 
 
 def masks_of(names: list[str]) -> dict[str, list[tuple[bytes, int]]]:
     own = {name: RoundSecrets(mask_keys.draw_root(), SCOPE, name) for name in names}
     cohort = {name: each.public() for name, each in own.items()}
-    return {name: each.seeds(cohort, [other for other in names if other != name]) for name, each in own.items()}
+    return {
+        name: each.seeds(cohort, [other for other in names if other != name])
+        for name, each in own.items()
+    }
 
 
 def add(parts: list[Arrays]) -> Arrays:
     """Modulo 2^32 or 2^64."""
     with np.errstate(over="ignore"):
-        return {name: np.asarray(sum(each[name] for each in parts), parts[0][name].dtype) for name in parts[0]}
+        return {
+            name: np.asarray(sum(each[name] for each in parts), parts[0][name].dtype)
+            for name in parts[0]
+        }
 
 
 def as_bytes(arrays: Arrays) -> dict[str, bytes]:
@@ -41,7 +48,9 @@ def as_bytes(arrays: Arrays) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("nodes", [3, 10])
-def test_the_sum_of_what_is_masked_is_the_open_sum_once_own_masks_are_taken_away(nodes: int) -> None:
+def test_the_sum_of_what_is_masked_is_the_open_sum_once_own_masks_are_taken_away(
+    nodes: int,
+) -> None:
     words = contributions(nodes)
     masks = masks_of([*words])
     masked = add([apply_masks(each, masks[name]) for name, each in words.items()])
@@ -54,20 +63,26 @@ def test_a_mask_that_is_left_leaves_nothing_of_the_sum() -> None:
     words = contributions(4)
     masks = masks_of([*words])
     masked = add([apply_masks(each, masks[name]) for name, each in words.items()])
-    found = apply_masks(masked, [(masks[name][0][0], -1) for name in [*words][1:]])  # all but one node's own
+    # all but one node's own
+    found = apply_masks(masked, [(masks[name][0][0], -1) for name in [*words][1:]])
     assert is_random(found["b"], add([*words.values()])["b"])
 
 
 def is_random(words: np.ndarray, true: np.ndarray) -> bool:
-    """Whether bytes are even (chi-square of 256 cells, 255 degrees of freedom) and say nothing of the true values.
+    """Whether bytes are even (chi-square of 256 cells,
+    255 degrees of freedom) and say nothing of the true values.
 
     Both limits are five standard deviations: an honest run of this test fails once in a million.
     """
     counts = np.bincount(words.view(np.uint8).ravel(), minlength=256)
     expected = words.nbytes / 256
     chi_square = float(((counts - expected) ** 2 / expected).sum())
-    correlation = float(np.corrcoef(words.view(np.int32).ravel(), true.view(np.int32).ravel())[0, 1])
-    return abs(chi_square - 255) < 5 * np.sqrt(2 * 255) and abs(correlation) < 5 / np.sqrt(words.size)
+    correlation = float(
+        np.corrcoef(words.view(np.int32).ravel(), true.view(np.int32).ravel())[0, 1]
+    )
+    return abs(chi_square - 255) < 5 * np.sqrt(2 * 255) and abs(correlation) < 5 / np.sqrt(
+        words.size
+    )
 
 
 def test_one_masked_contribution_tells_nothing_and_an_open_one_all() -> None:
@@ -85,7 +100,10 @@ def test_one_masked_contribution_tells_nothing_and_an_open_one_all() -> None:
 def test_the_same_update_is_masked_otherwise_in_another_round() -> None:
     words = contributions(3, size=200_000)
     first, second = ([masks_of([*words])["plant-0"]] for _ in range(2))
-    one, other = apply_masks(words["plant-0"], first[0])["b"], apply_masks(words["plant-0"], second[0])["b"]
+    one, other = (
+        apply_masks(words["plant-0"], first[0])["b"],
+        apply_masks(words["plant-0"], second[0])["b"],
+    )
     assert is_random(one - other, words["plant-0"]["b"])
     assert is_random(one, other)
 

@@ -53,7 +53,9 @@ def test_a_second_cohort_of_one_round_is_refused() -> None:
     other, _ = reach("is_gathered")
     members = {**record.cohort, "plant-5": other.masking.keys["plant-5"]}
     refuses(round_, record, step(members=members), "names another cohort for it than before")
-    refuses(round_, record, step(members=dict([*record.cohort.items()][:5])), "names another cohort")
+    refuses(
+        round_, record, step(members=dict([*record.cohort.items()][:5])), "names another cohort"
+    )
 
 
 def test_the_first_cohort_said_again_is_answered_again() -> None:
@@ -76,9 +78,21 @@ def test_keys_that_their_node_has_not_signed_are_refused() -> None:
         msgspec.structs.replace(own, signature=""),
         msgspec.structs.replace(cohort["plant-1"], signature=cohort["plant-2"].signature),
     ):
-        refuses(round_, record, step(members={**cohort, "plant-1": forged}), "keys of plant-1 that are not plant-1's")
-    strangers = {name: keys for name, keys in cohort.items() if name != "plant-5"} | {"plant-9": cohort["plant-1"]}
-    refuses(round_, record, step(members=strangers), r"keys of plant-9 that are not plant-9's \(no member\)")
+        refuses(
+            round_,
+            record,
+            step(members={**cohort, "plant-1": forged}),
+            "keys of plant-1 that are not plant-1's",
+        )
+    strangers = {name: keys for name, keys in cohort.items() if name != "plant-5"} | {
+        "plant-9": cohort["plant-1"]
+    }
+    refuses(
+        round_,
+        record,
+        step(members=strangers),
+        r"keys of plant-9 that are not plant-9's \(no member\)",
+    )
 
 
 def test_points_that_are_no_keys_are_refused_though_their_node_has_signed_them() -> None:
@@ -88,7 +102,9 @@ def test_points_that_are_no_keys_are_refused_though_their_node_has_signed_them()
     record, cohort = round_.records[NODE], dict(round_.masking.keys)
     assert record is not None
     false = msgspec.structs.replace(cohort["plant-1"], cipher="00" * 32)
-    signature = round_.members["plant-1"].sign(mask_keys.KEYS, mask_keys.keys_statement(SCOPE, "plant-1", false))
+    signature = round_.members["plant-1"].sign(
+        mask_keys.KEYS, mask_keys.keys_statement(SCOPE, "plant-1", false)
+    )
     false = msgspec.structs.replace(false, signature=signature)
     refuses(round_, record, step(members={**cohort, "plant-1": false}), "nobody can have that key")
 
@@ -107,8 +123,15 @@ def test_a_cohort_below_the_threshold_or_with_other_keys_of_ours_is_refused() ->
     until(round_, "is_gathered")
     record, cohort = round_.records[NODE], dict(round_.masking.keys)
     assert record is not None
-    refuses(round_, record, step(members=dict([*cohort.items()][:3])), "a cohort of 3, below the threshold of 4")
-    refuses(round_, record, step(members={**cohort, NODE: cohort["plant-1"]}), "other keys of this node")
+    refuses(
+        round_,
+        record,
+        step(members=dict([*cohort.items()][:3])),
+        "a cohort of 3, below the threshold of 4",
+    )
+    refuses(
+        round_, record, step(members={**cohort, NODE: cohort["plant-1"]}), "other keys of this node"
+    )
 
 
 def test_a_cohort_of_more_nodes_than_the_federation_has_is_refused() -> None:
@@ -126,9 +149,10 @@ def test_a_cohort_without_this_node_and_steps_of_another_round_have_no_effect() 
     round_, record = reach("is_shared")
     others = {name: keys for name, keys in record.cohort.items() if name != NODE}
     for said in (
-        step(members=others), MaskingStep(run=RUN, round=2, survivors=round_.names),
+        step(members=others),
+        MaskingStep(run=RUN, round=2, survivors=round_.names),
         MaskingStep(run="f" * 16, round=1, survivors=round_.names),
-    ):  # fmt: skip
+    ):
         assert member_state.advance(round_.members[NODE], record, said) == (record, [])
 
 
@@ -145,16 +169,32 @@ def test_masks_count_of_cohort_members_alone_and_of_no_fewer_than_the_threshold(
     ):
         refuses(round_, record, step(counted=counted), why)
     shares = dict.fromkeys(round_.names[4:], "00" * 82)
-    refuses(round_, record, step(counted=round_.names[:5], shares=shares), "passes on shares of nodes whose masks do")
-    refuses(round_, record, step(counted=round_.names, shares={NODE: "00" * 82}), "passes on shares")
+    refuses(
+        round_,
+        record,
+        step(counted=round_.names[:5], shares=shares),
+        "passes on shares of nodes whose masks do",
+    )
+    refuses(
+        round_, record, step(counted=round_.names, shares={NODE: "00" * 82}), "passes on shares"
+    )
     assert not record.can_mask
 
 
 def test_whose_masks_count_does_not_change() -> None:
     round_, record = reach("is_shared")
     fewer = {name: record.shares[name] for name in round_.names[1:5]}
-    for counted, shares in ((round_.names[:5], fewer), (round_.names, fewer), (round_.names[:5], record.shares)):
-        refuses(round_, record, step(counted=counted, shares=shares), "names other nodes whose masks count than before")
+    for counted, shares in (
+        (round_.names[:5], fewer),
+        (round_.names, fewer),
+        (round_.names[:5], record.shares),
+    ):
+        refuses(
+            round_,
+            record,
+            step(counted=counted, shares=shares),
+            "names other nodes whose masks count than before",
+        )
     again = step(counted=record.counted, shares=record.shares)
     assert member_state.advance(round_.members[NODE], record, again) == (record, [])
 
@@ -170,7 +210,10 @@ def test_a_node_shares_with_neighbours_that_nobody_can_guess_and_always_with_the
     for name in round_.names:
         record = round_.records[name]
         assert record is not None
-        once, again = (member_state.advance(round_.members[name], record, cohort)[1][0].shares for _ in range(2))
+        once, again = (
+            member_state.advance(round_.members[name], record, cohort)[1][0].shares
+            for _ in range(2)
+        )
         assert once.keys() == again.keys() <= {*round_.names} - {name}
         assert len(once) == 4
         chosen.add(frozenset(once))
@@ -232,12 +275,19 @@ def test_survivors_among_whom_a_node_has_too_few_neighbours_are_refused() -> Non
 
 
 @pytest.mark.parametrize("second", [(0, 1, 2, 3, 4), (0, 1, 2, 3, 5)])
-def test_a_coordinator_that_lies_about_who_has_dropped_out_is_found_out(second: tuple[int, ...]) -> None:
-    """With two lists of one round it could take one sum from the other, and would have what single nodes have sent."""
+def test_a_coordinator_that_lies_about_who_has_dropped_out_is_found_out(
+    second: tuple[int, ...],
+) -> None:
+    """With two lists of one round it could take one sum from the other,
+    and would have what single nodes have sent.
+    """
     round_, record = reach("survivors")
     assert record.survivors == round_.names
     refuses(
-        round_, record, step(survivors=tuple(round_.names[each] for each in second)), "has named other survivors of it"
+        round_,
+        record,
+        step(survivors=tuple(round_.names[each] for each in second)),
+        "has named other survivors of it",
     )
 
 
@@ -260,7 +310,12 @@ def test_nothing_is_revealed_before_enough_have_signed_the_same_survivors() -> N
     refuses(round_, record, step(signatures=few), "fewer than 4 survivors' signatures")
     statement = mask_keys.survivors_statement(SCOPE, record.cohort, round_.names, round_.names[:5])
     of_another = round_.members["plant-1"].sign(mask_keys.SURVIVORS, statement)
-    refuses(round_, record, step(signatures={**signatures, "plant-1": of_another}), "has told plant-1 other survivors")
+    refuses(
+        round_,
+        record,
+        step(signatures={**signatures, "plant-1": of_another}),
+        "has told plant-1 other survivors",
+    )
     _, (answer,) = member_state.advance(round_.members[NODE], record, step(signatures=signatures))
     assert answer.revealed.keys() == {*round_.names}
 
@@ -275,7 +330,9 @@ def test_of_no_node_both_secrets_are_revealed() -> None:
     assert record is not None
     assert record.survivors == round_.names[:4]
     dealt = {
-        name: RoundSecrets(bytes.fromhex(each.root), SCOPE, name).shares_for([NODE], record.cohort, 4)[NODE].hex()
+        name: RoundSecrets(bytes.fromhex(each.root), SCOPE, name)
+        .shares_for([NODE], record.cohort, 4)[NODE]
+        .hex()
         for name, each in round_.records.items()
         if each
     }
@@ -289,7 +346,7 @@ def test_shares_that_another_node_has_made_up_are_not_revealed_and_stop_nobody()
     false = msgspec.structs.replace(record, shares={**record.shares, "plant-3": "00" * 82})
     _, (answer,) = member_state.advance(
         round_.members[NODE], false, step(signatures=dict(round_.masking.agreed))
-    )  # fmt: skip
+    )
     assert answer.revealed.keys() == {*round_.names} - {"plant-3"}
 
 
@@ -316,10 +373,17 @@ def test_nobody_goes_back_with_a_coordinator() -> None:
 
 # Statistics
 
-CLASSES = {"plant-0": (0, 1), "plant-1": (0, 1), "plant-2": (0, 1), "plant-3": (0,), "plant-4": (0,), "plant-5": (0,)}
+CLASSES = {
+    "plant-0": (0, 1),
+    "plant-1": (0, 1),
+    "plant-2": (0, 1),
+    "plant-3": (0,),
+    "plant-4": (0,),
+    "plant-5": (0,),
+}
 
 
-def test_a_class_whose_sum_would_tell_of_one_plant_or_two_is_not_summed_whatever_the_coordinator_says() -> None:
+def test_a_class_of_one_plant_or_two_is_not_summed_whatever_the_coordinator_says() -> None:
     round_ = MaskedRound(6, classes=CLASSES)
     until(round_, "is_gathered")
     while round_.masking.shares.keys() != {*round_.names}:
@@ -345,12 +409,19 @@ def test_classes_are_told_under_the_signature_of_who_has_them() -> None:
     assert record is not None
     assert cohort["plant-3"].classes == (0,)
     forged = msgspec.structs.replace(cohort["plant-3"], classes=(0, 1))
-    refuses(round_, record, step(members={**cohort, "plant-3": forged}), "keys of plant-3 that are not plant-3's")
+    refuses(
+        round_,
+        record,
+        step(members={**cohort, "plant-3": forged}),
+        "keys of plant-3 that are not plant-3's",
+    )
 
 
 def test_masks_are_used_for_one_contribution() -> None:
     _, record = reach("is_shared")
     used = member_state.use_masks(record, "ab" * 32)
     assert member_state.use_masks(used, "ab" * 32) == used
-    with pytest.raises(EdgeNodeError, match="was trained again by this node, and came out otherwise"):
+    with pytest.raises(
+        EdgeNodeError, match="was trained again by this node, and came out otherwise"
+    ):
         member_state.use_masks(used, "cd" * 32)

@@ -13,13 +13,21 @@ NAMES = [f"{number:064}" for number in range(1000)]
 def whole(classes: int = 0) -> MaskingStep:
     """All that a step can say, of a thousand nodes with the longest names."""
     keys = PublicKeys(
-        agreement="a" * 64, cipher="b" * 64, commitment="c" * 64, classes=tuple(range(classes)), signature="d" * 128
+        agreement="a" * 64,
+        cipher="b" * 64,
+        commitment="c" * 64,
+        classes=tuple(range(classes)),
+        signature="d" * 128,
     )
     return MaskingStep(
-        run=RUN, round=1_000_000, members=dict.fromkeys(NAMES, keys), counted=tuple(NAMES),
-        shares=dict.fromkeys(NAMES[1:], "0" * 164), survivors=tuple(NAMES[:700]),
+        run=RUN,
+        round=1_000_000,
+        members=dict.fromkeys(NAMES, keys),
+        counted=tuple(NAMES),
+        shares=dict.fromkeys(NAMES[1:], "0" * 164),
+        survivors=tuple(NAMES[:700]),
         signatures=dict.fromkeys(NAMES[:700], "e" * 128),
-    )  # fmt: skip
+    )
 
 
 def put_together(parts: list[MaskingStep]) -> list[MaskingStep | None]:

@@ -1,4 +1,6 @@
-"""Weighted means as exact fixed-point sums, and the limits of what one contribution can move in them."""
+"""Weighted means as exact fixed-point sums,
+and the limits of what one contribution can move in them.
+"""
 
 import itertools
 import math
@@ -35,7 +37,9 @@ def specs(like: dict[str, np.ndarray], nodes: int) -> dict[str, TensorSpec]:
     return {name: TensorSpec(value.shape, scale_for(value, nodes)) for name, value in like.items()}
 
 
-def mean(contributions: list[tuple[dict[str, np.ndarray], float]], cap: float) -> dict[str, np.ndarray]:
+def mean(
+    contributions: list[tuple[dict[str, np.ndarray], float]], cap: float
+) -> dict[str, np.ndarray]:
     total = FixedPointSum(specs(contributions[0][0], len(contributions)), len(contributions), cap)
     for values, weight in contributions:
         total.validate(values.items())
@@ -63,7 +67,9 @@ def test_the_mean_does_not_depend_on_the_order_of_arrival() -> None:
 
 
 def test_equal_contributions_average_to_themselves() -> None:
-    """Also batch variances over eight orders of magnitude: each keeps float32's relative precision."""
+    """Also batch variances over eight orders of magnitude:
+    each keeps float32's relative precision.
+    """
     values = tensors(3)
     for name, value in mean([(values, 20.0)] * 5, MAX_IMAGES_WEIGHT).items():
         np.testing.assert_allclose(value, values[name], rtol=1e-6)
@@ -108,7 +114,9 @@ def test_afedcl_bounds_the_weight_that_a_node_tells(told: float, counts: float) 
     assert make("afedcl", Training(), {}).weigh(told) == pytest.approx(counts)
 
 
-@pytest.mark.parametrize(("method", "told"), [("afedcl", -0.1), ("afedcl", math.nan), ("fedavg", 0.0), ("fedavg", 2.5)])
+@pytest.mark.parametrize(
+    ("method", "told"), [("afedcl", -0.1), ("afedcl", math.nan), ("fedavg", 0.0), ("fedavg", 2.5)]
+)
 def test_a_weight_that_cannot_be_is_refused(method: str, told: float) -> None:
     with pytest.raises(ValueError, match="cannot be"):
         make(method, Training(), {}).weigh(told)
@@ -119,7 +127,10 @@ def test_a_weight_that_cannot_be_is_refused(method: str, told: float) -> None:
 
 def influences(weights: list[float], norms: list[float]) -> dict[str, Influence]:
     """Of nodes that send one tensor."""
-    return {f"n{k}": Influence(w, {"w": float(norm)}) for k, (w, norm) in enumerate(zip(weights, norms, strict=True))}
+    return {
+        f"n{k}": Influence(w, {"w": float(norm)})
+        for k, (w, norm) in enumerate(zip(weights, norms, strict=True))
+    }
 
 
 def limits(*counted: tuple[float, float]) -> dict[str, Limits]:
@@ -128,7 +139,9 @@ def limits(*counted: tuple[float, float]) -> dict[str, Limits]:
 
 
 def test_a_weight_is_limited_to_the_median() -> None:
-    """FedAvg's liar that has 8 images and tells 4,096 counts like the others: a fifth, not 99.2 %."""
+    """FedAvg's liar that has 8 images and tells 4,096 counts like the others: a fifth,
+    not 99.2 %.
+    """
     assert limit(influences([8, 8, 4096, 8, 8], [1] * 5)) == limits(*[(8, 1)] * 5)
     assert limit(influences([5, 20, 10, 12], [1] * 4)) == limits((5, 1), (11, 1), (10, 1), (11, 1))
 
@@ -139,11 +152,17 @@ def test_the_update_of_a_tensor_is_limited_to_the_median_norm() -> None:
 
 def test_each_tensor_has_a_limit_of_its_own() -> None:
     """A liar cannot spend on a small tensor what others need for a large one."""
-    norms = [{"large": 100.0, "small": 0.1}, {"large": 80.0, "small": 0.2}, {"large": 1.0, "small": 4.0}]
+    norms = [
+        {"large": 100.0, "small": 0.1},
+        {"large": 80.0, "small": 0.2},
+        {"large": 1.0, "small": 4.0},
+    ]
     found = limit({f"n{k}": Influence(1, each) for k, each in enumerate(norms)})
     assert [each.shares for each in found.values()] == [
-        {"large": 0.8, "small": 1}, {"large": 1, "small": 1}, {"large": 1, "small": 0.05}
-    ]  # fmt: skip
+        {"large": 0.8, "small": 1},
+        {"large": 1, "small": 1},
+        {"large": 1, "small": 0.05},
+    ]
 
 
 def test_what_most_leave_as_it_is_nobody_moves() -> None:
@@ -153,7 +172,9 @@ def test_what_most_leave_as_it_is_nobody_moves() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_of_fewer_than_three_contributions_none_is_limited(nodes: int) -> None:
-    assert limit(influences([1, 4096][:nodes], [1, 1000][:nodes])) == limits(*[(1, 1), (4096, 1)][:nodes])
+    assert limit(influences([1, 4096][:nodes], [1, 1000][:nodes])) == limits(
+        *[(1, 1), (4096, 1)][:nodes]
+    )
 
 
 def test_an_update_is_shortened_towards_the_broadcast_and_a_variance_stays_one() -> None:
@@ -168,7 +189,9 @@ def test_an_update_is_shortened_towards_the_broadcast_and_a_variance_stays_one()
 
 
 def test_norms_do_not_depend_on_how_the_values_lie_in_memory() -> None:
-    """The coordinator reads a node's tensors from a file; in a simulation they lie as torch has left them."""
+    """The coordinator reads a node's tensors from a file;
+    in a simulation they lie as torch has left them.
+    """
     values = np.random.default_rng(3).normal(size=(33, 17, 5)).astype(np.float32)
     lying = (values, np.asfortranarray(values), values.transpose(2, 0, 1).copy().transpose(1, 2, 0))
     (norm,) = {measure_updates([("w", each)], {"w": np.ones_like(each)})["w"] for each in lying}

@@ -61,8 +61,12 @@ SPEC = make_spec(rounds=2)
 FOLDER, LINGER, SERVER = Path("coordinator-state"), 60.0, "5" * 16
 
 
-def begin(*, spec: Any = SPEC, quorum: int = 2, round_: int = 0, contributed: str = "", **fields: Any) -> Coordination:
-    """A coordinator's process, of a run of two nodes that stands in a round; 0: it has not begun."""
+def begin(
+    *, spec: Any = SPEC, quorum: int = 2, round_: int = 0, contributed: str = "", **fields: Any
+) -> Coordination:
+    """A coordinator's process, of a run of two nodes that stands in a round; 0:
+    it has not begun.
+    """
     plan = rounds.Plan(2, quorum, spec.rounds)
     members = (A, B) if round_ else ()
     federation = rounds.restore(plan, round_, members, (), contributed.split())
@@ -79,7 +83,9 @@ def play(state: Coordination, *events: Event) -> Step:
 
 
 def hello(node: str, session: str = "1" * 16, round_: int = 0) -> Hello:
-    return Hello(session=session, run=RUN, software="1", identity=node.encode().hex()[:16], round=round_)
+    return Hello(
+        session=session, run=RUN, software="1", identity=node.encode().hex()[:16], round=round_
+    )
 
 
 def join(*nodes: str) -> list[Event]:
@@ -95,7 +101,10 @@ def contribution(round_: int, blob: Manifest | None = None) -> Contribution:
 
 
 def add(*nodes: str, round_: int) -> list[Event]:
-    return [Added(node, contribution(round_, make_contribution(make_broadcast(SPEC, round_)))) for node in nodes]
+    return [
+        Added(node, contribution(round_, make_contribution(make_broadcast(SPEC, round_))))
+        for node in nodes
+    ]
 
 
 def of(effects: tuple[Effect, ...], *kinds: type) -> list[Effect]:
@@ -105,7 +114,9 @@ def of(effects: tuple[Effect, ...], *kinds: type) -> list[Effect]:
 def told(effects: tuple[Effect, ...]) -> list[str]:
     """What people are told: the words of notes, and the names of other events."""
     events = [each.event for each in effects if isinstance(each, Report)]
-    return [each.text if isinstance(each, progress.Note) else type(each).__name__ for each in events]
+    return [
+        each.text if isinstance(each, progress.Note) else type(each).__name__ for each in events
+    ]
 
 
 # Rounds
@@ -130,7 +141,10 @@ def test_a_contribution_is_collected_then_accepted_and_the_last_one_closes_the_r
     assert [each.accepted.counted for each in effects if isinstance(each, Accept)] == [True]
     assert of(effects, rounds.Close) == []
     state, effects = play(state, *add(B, round_=1))
-    assert of(effects, rounds.Close, rounds.Open) == [rounds.Close(1, frozenset((A, B))), rounds.Open(2)]
+    assert of(effects, rounds.Close, rounds.Open) == [
+        rounds.Close(1, frozenset((A, B))),
+        rounds.Open(2),
+    ]
 
 
 def test_what_a_node_does_is_shown_for_the_round_that_it_contributed_to() -> None:
@@ -196,7 +210,9 @@ def test_a_node_whose_folder_or_ours_is_an_older_copy_is_told_of() -> None:
     assert "the nodes go back with it" in told(effects)[0]
     _, effects = play(begin(round_=2), Admitted(A, hello(A, round_=1), contributed=2))
     assert "from which the node goes on" in told(effects)[0]
-    _, effects = play(begin(round_=2), Admitted(A, hello(A, round_=1), session="1" * 16, contributed=2))
+    _, effects = play(
+        begin(round_=2), Admitted(A, hello(A, round_=1), session="1" * 16, contributed=2)
+    )
     assert told(effects) == []  # the same process says it again
 
 
@@ -245,13 +261,15 @@ def test_a_finish_before_the_end_is_not_written_down() -> None:
     assert play(begin(round_=2), Told(A, Finished(session="1" * 16, run=RUN)))[1] == ()
 
 
-def test_a_newcomer_takes_the_result_of_sums_and_no_place_and_is_waited_for_while_it_is_there() -> None:
+def test_a_newcomer_takes_the_result_of_sums_but_no_place_and_is_waited_for_while_present() -> None:
     state = begin(spec=make_spec(rounds=2, statistics=True), round_=3)
     state, effects = play(state, *join(C))
     assert of(effects, WelcomeNewcomer, Admit) == [WelcomeNewcomer(C, hello(C))]
     state, _ = play(state, Tick(0.0, {A, B}), Tick(LINGER, {A, B}))
     assert not state.is_over
-    state, effects = play(state, Told(C, Finished(session="1" * 16, run=RUN)), Tick(LINGER + 1, {A, B}))
+    state, effects = play(
+        state, Told(C, Finished(session="1" * 16, run=RUN)), Tick(LINGER + 1, {A, B})
+    )
     assert of(effects, RecordFinished) == []
     assert play(state, Tick(2 * LINGER + 1, {A, B}))[0].is_over
 
@@ -302,7 +320,10 @@ def test_a_pause_is_published_and_told_and_ends_with_resume() -> None:
     assert of(effects, rounds.Close) == []
     state, effects = play(state, wants("resume"))
     assert told(effects)[0] == "anna has resumed the federation: the rounds go on"
-    assert of(effects, rounds.Close, rounds.Open) == [rounds.Close(1, frozenset((A, B))), rounds.Open(2)]
+    assert of(effects, rounds.Close, rounds.Open) == [
+        rounds.Close(1, frozenset((A, B))),
+        rounds.Open(2),
+    ]
 
 
 def test_a_process_that_starts_while_the_run_is_paused_says_so() -> None:
@@ -346,7 +367,10 @@ def begin_masked(contributed: str = "") -> Coordination:
     """A coordinator whose round 1 is open: the cohort is all three nodes, whose masks count."""
     plan = rounds.Plan(3, 2, 2, is_masked=True)
     federation = rounds.restore(plan, 1, (A, B, C), (), contributed.split())
-    keys, shares = dict.fromkeys((A, B, C), KEYS), {each: {A: "", B: "", C: ""} for each in (A, B, C)}
+    keys, shares = (
+        dict.fromkeys((A, B, C), KEYS),
+        {each: {A: "", B: "", C: ""} for each in (A, B, C)},
+    )
     masking = Masking(RUN, 2, 0, 1, keys, is_gathered=True, shares=shares, is_shared=True)
     return Coordination(Plan(MASKED, SERVER, FOLDER, LINGER), federation, masking=masking)
 
@@ -365,11 +389,14 @@ def test_a_round_of_masked_contributions_closes_once_its_sum_is_unmasked() -> No
     assert effects.index(record) < effects.index(of(effects, Say)[0])  # on disk before it is said
     assert play(state, Unmasked(2))[1] == ()
     state, effects = play(state, Unmasked(1))
-    assert [type(each) for each in of(effects, rounds.Close, rounds.Open)] == [rounds.Close, rounds.Open]
+    assert [type(each) for each in of(effects, rounds.Close, rounds.Open)] == [
+        rounds.Close,
+        rounds.Open,
+    ]
     assert state.masking == Masking(RUN, 2, 0, 2)
 
 
-def test_a_contribution_that_comes_while_the_sum_is_unmasked_or_without_masks_in_it_is_late() -> None:
+def test_a_contribution_during_unmasking_or_without_masks_in_it_is_late() -> None:
     state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
     assert of(play(state, offer(C, 1))[1], Refuse) == []
     (accept,) = of(play(state, offer(C, 1))[1], Accept)
@@ -380,7 +407,10 @@ def test_a_contribution_that_comes_while_the_sum_is_unmasked_or_without_masks_in
 def test_too_few_nodes_to_unmask_a_sum_are_told_to_people() -> None:
     state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
     _, effects = play(state, Lost(B))
-    assert any("waits for 2 of its nodes to unmask its sum, and 1 are there" in text for text in told(effects))
+    assert any(
+        "waits for 2 of its nodes to unmask its sum, and 1 are there" in text
+        for text in told(effects)
+    )
 
 
 def test_a_sum_that_nobody_can_unmask_ends_the_process_before_anybody_is_told_survivors() -> None:
@@ -391,23 +421,46 @@ def test_a_sum_that_nobody_can_unmask_ends_the_process_before_anybody_is_told_su
     state, effects = play(state._replace(masking=masking), Lost(C), *add(A, B, round_=1))
     (fail,) = of(effects, Fail)
     assert isinstance(fail, Fail)
-    assert "the sum of round 1 cannot be read: of the nodes that hold shares of plant-a's secrets" in fail.error.what
+    assert (
+        "the sum of round 1 cannot be read: of the nodes that hold shares of plant-a's secrets"
+        in fail.error.what
+    )
     assert of(effects, Say, Record) == []
 
 
 def begin_unmasking(*revealed: str) -> Coordination:
-    """Four nodes, each of which shares with two others, have agreed on who is in the sum; some have revealed shares."""
+    """Four nodes, each of which shares with two others, have agreed on who is in the sum;
+    some have revealed shares.
+    """
     state, names = begin_masked(), (A, B, C, "plant-d")
-    shares = {A: {B: "", C: ""}, B: {A: "", C: ""}, C: {A: "", "plant-d": ""}, "plant-d": {A: "", C: ""}}
+    shares = {
+        A: {B: "", C: ""},
+        B: {A: "", C: ""},
+        C: {A: "", "plant-d": ""},
+        "plant-d": {A: "", C: ""},
+    }
     masking = Masking(
-        RUN, 2, 2, 1, dict.fromkeys(names, KEYS), is_gathered=True, shares=shares, is_shared=True, survivors=names,
-        agreed=dict.fromkeys(names, ""), revealed={each: {} for each in revealed}, tried=len(revealed),
-    )  # fmt: skip
+        RUN,
+        2,
+        2,
+        1,
+        dict.fromkeys(names, KEYS),
+        is_gathered=True,
+        shares=shares,
+        is_shared=True,
+        survivors=names,
+        agreed=dict.fromkeys(names, ""),
+        revealed={each: {} for each in revealed},
+        tried=len(revealed),
+    )
     everyone = frozenset(names)
     federation = state.rounds._replace(
-        plan=state.rounds.plan._replace(nodes=4), status=rounds.Status.UNMASKING, members=everyone, present=everyone,
+        plan=state.rounds.plan._replace(nodes=4),
+        status=rounds.Status.UNMASKING,
+        members=everyone,
+        present=everyone,
         contributed=everyone,
-    )  # fmt: skip
+    )
     return state._replace(masking=masking, rounds=federation)
 
 
@@ -416,14 +469,18 @@ def test_people_are_told_for_whom_a_sum_waits_that_too_few_neighbours_can_unmask
     _, effects = play(begin_unmasking(), Lost(B), Lost(C))
     (said,) = [text for text in told(effects) if "shares" in text]
     assert said == (
-        "round 1 waits for nodes that hold shares of plant-a's secrets to unmask its sum: too few of them are there"
+        "round 1 waits for nodes that hold shares of plant-a's secrets to unmask its sum: too "
+        "few of them are there"
     )
     assert not any("shares" in text for text in told(play(begin_unmasking(B), Lost(B), Lost(C))[1]))
 
 
 def test_people_are_told_that_some_have_lied_when_what_is_revealed_unmasks_nothing() -> None:
     (said,) = told(play(begin_unmasking(A, C), Tick(1))[1])
-    assert said == "round 1 is not unmasked by what 2 nodes have revealed: some lie; waits for plant-b, plant-d"
+    assert said == (
+        "round 1 is not unmasked by what 2 nodes have revealed: some lie; waits for "
+        "plant-b, plant-d"
+    )
     state = begin_unmasking(A, C)
     assert state.masking
     untried = state._replace(masking=state.masking._replace(tried=1))
@@ -432,14 +489,18 @@ def test_people_are_told_that_some_have_lied_when_what_is_revealed_unmasks_nothi
 
 
 @pytest.mark.parametrize(("statistics", "classes"), [(False, (0,)), (True, (0, 2)), (True, (999,))])
-def test_a_node_that_tells_classes_which_nobody_has_is_refused(statistics: bool, classes: tuple[int, ...]) -> None:
+def test_a_node_that_tells_classes_which_nobody_has_is_refused(
+    statistics: bool, classes: tuple[int, ...]
+) -> None:
     """They would be looked up when people are told which class is scarce."""
     state = begin_masked()
     counts = {"statistics.images": TensorSpec((2,), 0, "int64")} if statistics else {}
     spec = msgspec.structs.replace(MASKED, classes=("x", "y"), statistics=counts)
     state = state._replace(plan=state.plan._replace(spec=spec))
     keys = msgspec.structs.replace(KEYS, classes=classes)
-    (refusal,) = play(state, Told(A, MaskingAnswer(session="1" * 16, run=RUN, round=1, keys=keys)))[1]
+    (refusal,) = play(state, Told(A, MaskingAnswer(session="1" * 16, run=RUN, round=1, keys=keys)))[
+        1
+    ]
     assert isinstance(refusal, Refuse)
     assert "it tells classes that this federation does not have or sum" in str(refusal.error)
 

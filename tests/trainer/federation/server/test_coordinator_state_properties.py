@@ -1,4 +1,6 @@
-"""A coordinator under random nodes, beside its ledger: each contribution counts once, and nobody is left behind."""
+"""A coordinator under random nodes, beside its ledger: each contribution counts once,
+and nobody is left behind.
+"""
 
 from pathlib import Path
 
@@ -44,7 +46,11 @@ class Coordinations(RuleBasedStateMachine):
     @initialize(quorum=st.integers(1, 3), statistics=st.booleans())
     def begin(self, quorum: int, statistics: bool) -> None:
         self.plan = Plan(
-            make_spec(rounds=3, statistics=statistics), "5" * 16, Path("state"), LINGER, serves_newcomers=False
+            make_spec(rounds=3, statistics=statistics),
+            "5" * 16,
+            Path("state"),
+            LINGER,
+            serves_newcomers=False,
         )
         of_all = frozenset((self.plan.spec.rounds,) if statistics else ())
         self.rounds_plan = rounds.Plan(len(NAMES), quorum, self.plan.spec.rounds, of_all=of_all)
@@ -60,7 +66,9 @@ class Coordinations(RuleBasedStateMachine):
         """A process begins, from what is recorded."""
         self.uploading = {}
         counted = self.counted.get(self.round, set())
-        state = rounds.restore(self.rounds_plan, self.round, self.members, (), counted)._replace(held=self.is_held)
+        state = rounds.restore(self.rounds_plan, self.round, self.members, (), counted)._replace(
+            held=self.is_held
+        )
         self.state = Coordination(self.plan, state, self.now, opened=self.now, joined=self.now)
         self.apply(Started())
 
@@ -112,7 +120,9 @@ class Coordinations(RuleBasedStateMachine):
         self.apply(Tick(self.now, self.finished, self.connected))
         if self.state.is_over:
             assert self.state.is_finished
-            assert self.state.present <= self.finished | self.state.excluded, "somebody still wants the result"
+            assert self.state.present <= self.finished | self.state.excluded, (
+                "somebody still wants the result"
+            )
 
     @rule(is_held=st.booleans())
     def is_paused_or_resumed(self, is_held: bool) -> None:
@@ -173,7 +183,9 @@ class Coordinations(RuleBasedStateMachine):
             assert self.state.rounds.contributed == self.counted.get(self.round, set())
 
     def teardown(self) -> None:
-        """When all nodes come and stay, and nobody pauses it, the run ends, and so does the coordinator."""
+        """When all nodes come and stay, and nobody pauses it, the run ends,
+        and so does the coordinator.
+        """
         if not hasattr(self, "state"):
             return
         self.is_lost(NEWCOMER)

@@ -21,7 +21,15 @@ from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, decode_any, encode, encode_chunk, encoded_size
-from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Manifest, Refusal, RoundState, Want
+from broker_config.protocol.messages import (
+    AnyMessage,
+    Contribution,
+    Hello,
+    Manifest,
+    Refusal,
+    RoundState,
+    Want,
+)
 from tests.support.foreign_node import ForeignNode, Tensors
 from tests.support.frame_mutation import small_encoder
 from tests.support.plants import CLASSES, draw, run
@@ -150,14 +158,26 @@ class Hostile(ForeignNode):
         self.round = self.state["round"]
         self.deed(self, received)
 
-    def send(self, tensors: Tensors, manifest: dict[str, Any] | None = None, cut: int = 0, **changes: Any) -> None:
+    def send(
+        self, tensors: Tensors, manifest: dict[str, Any] | None = None, cut: int = 0, **changes: Any
+    ) -> None:
         """A contribution of these tensors, with some things not as they should be."""
         blob = save(tensors)
         blob = blob[: len(blob) - cut]
         digest = hashlib.sha256(blob).hexdigest()
-        told = self.state["broadcast"] | {"node": self.name, "digest": digest, "size": len(blob)} | (manifest or {})
+        told = (
+            self.state["broadcast"]
+            | {"node": self.name, "digest": digest, "size": len(blob)}
+            | (manifest or {})
+        )
         self.offered = {told["digest"]: blob}
-        message = {"type": "Contribution", "run": self.spec["run"], "round": self.round, "weight": 5, "blob": told}
+        message = {
+            "type": "Contribution",
+            "run": self.spec["run"],
+            "round": self.round,
+            "weight": 5,
+            "blob": told,
+        }
         self.tell("up", **message | changes)
 
 
@@ -172,7 +192,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 def test_a_hostile_peer_is_named_and_the_round_goes_on(
     deed: Callable[[Hostile, Tensors], None], broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """An honest node and a hostile one, quorum one: the honest one finishes, the hostile one is told why it may not."""
+    """An honest node and a hostile one, quorum one: the honest one finishes,
+    the hostile one is told why it may not.
+    """
     request = Request("fedavg", model="small", size=32, rounds=2, seed=7)
     spec, first = draft(
         request,
@@ -192,7 +214,12 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
     def coordinating() -> object:
         with Ledger(tmp_path / "state") as ledger:
             return coordinate(
-                ledger, spec, first, Endpoint.parse(broker.url), tell, stop=lambda: time.monotonic() > patience
+                ledger,
+                spec,
+                first,
+                Endpoint.parse(broker.url),
+                tell,
+                stop=lambda: time.monotonic() > patience,
             )
 
     with ThreadPoolExecutor(2) as pool:
@@ -214,28 +241,56 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
 @pytest.mark.slow
 def test_a_node_does_not_fetch_terabytes(broker: EmbeddedBroker, tmp_path: Path) -> None:
     spec, _ = draft(
-        Request("fedavg", model="small"), federation="false", classes=CLASSES, nodes=1, encoder=small_encoder()
+        Request("fedavg", model="small"),
+        federation="false",
+        classes=CLASSES,
+        nodes=1,
+        encoder=small_encoder(),
     )
     manifest = Manifest(
-        federation="false", run=spec.run, round=1, node="coordinator", digest="0" * 64, size=1 << 40, chunk_size=1 << 20
+        federation="false",
+        run=spec.run,
+        round=1,
+        node="coordinator",
+        digest="0" * 64,
+        size=1 << 40,
+        chunk_size=1 << 20,
     )
     state = RoundState(run=spec.run, round=1, status="open", broadcast=manifest)
-    with MqttClient(Endpoint.parse(broker.url), "false", inbox=queue.Queue(), persistent=False) as mqtt:
+    with MqttClient(
+        Endpoint.parse(broker.url), "false", inbox=queue.Queue(), persistent=False
+    ) as mqtt:
         mqtt.publish(topics.spec("false"), encode(spec), retain=True)
         mqtt.publish(topics.round_state("false"), encode(state), retain=True)
         mqtt.flush(60)
     images = draw(tmp_path / "images", 4, seed=1)
-    done = run("join", broker.url, "--federation", "false", "--name", "a", "--data", images, "--state", tmp_path / "a")
+    done = run(
+        "join",
+        broker.url,
+        "--federation",
+        "false",
+        "--name",
+        "a",
+        "--data",
+        images,
+        "--state",
+        tmp_path / "a",
+    )
     assert done.returncode == 1
     assert "promises 1099511627776 bytes" in done.stderr
 
 
-def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
     """What has arrived when its node has offered another is of no use, and does not stay."""
     spec, broadcast = draft(
         Request("fedavg", {}, "small", size=32, training={"local_epochs": 1}, rounds=1),
-        federation="filled", classes=CLASSES, nodes=2, encoder=small_encoder(),
-    )  # fmt: skip
+        federation="filled",
+        classes=CLASSES,
+        nodes=2,
+        encoder=small_encoder(),
+    )
     size, chunk = encoded_size(select(spec.tensors, spec.sends)), 1 << 20
     inbox: queue.Queue[Any] = queue.Queue()
     stopped = threading.Event()
@@ -247,7 +302,9 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
 
     with (
         ThreadPoolExecutor(1) as pool,
-        MqttClient(Endpoint.parse(mosquitto.url), "filler", inbox=inbox, persistent=False) as filler,
+        MqttClient(
+            Endpoint.parse(mosquitto.url), "filler", inbox=inbox, persistent=False
+        ) as filler,
     ):
         ending = pool.submit(part)
         filler.subscribe(
@@ -264,7 +321,13 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
             digest = hashlib.sha256(data := secrets.token_bytes(size)).hexdigest()
             offered[digest] = data
             blob = Manifest(
-                federation="filled", run=spec.run, round=1, node="filler", digest=digest, size=size, chunk_size=chunk
+                federation="filled",
+                run=spec.run,
+                round=1,
+                node="filler",
+                digest=digest,
+                size=size,
+                chunk_size=chunk,
             )
             say(Contribution(session=session, run=spec.run, round=1, weight=9, blob=blob))
 
@@ -282,15 +345,22 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
                     digest = decode(event.payload, Want).digest
                     if data := offered.get(digest, b""):
                         offered[digest] = b""
-                        filler.publish(topics.chunks("filled", "filler", digest, chunk), encode_chunk(0, data), qos=0)
+                        filler.publish(
+                            topics.chunks("filled", "filler", digest, chunk),
+                            encode_chunk(0, data),
+                            qos=0,
+                        )
                         offer(session)
 
         while not isinstance(inbox.get(timeout=60), Delivery):
             pass
-        filler.publish(topics.up("filled", "other"), encode(Hello(session="d" * 16, run=spec.run, software="")))
+        filler.publish(
+            topics.up("filled", "other"), encode(Hello(session="d" * 16, run=spec.run, software=""))
+        )
         for session in ("a" * 16, "b" * 16, "c" * 16):
             fill(session)
         stopped.set()
         ending.result(60)
         kept = [path for path in (tmp_path / "blobs").iterdir() if path.is_file()]
-    assert len(kept) <= 3  # the broadcast, what counts or was refused last, and what was about to be looked at
+    # the broadcast, what counts or was refused last, and what was about to be looked at
+    assert len(kept) <= 3

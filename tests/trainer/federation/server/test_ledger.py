@@ -1,4 +1,7 @@
-"""What a coordinator has on disk, and what it makes of it when it is started again. No broker here."""
+"""What a coordinator has on disk, and what it makes of it when it is started again.
+
+No broker here.
+"""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -27,9 +30,12 @@ from trainer.models.named_tensors import Arrays
 
 
 @pytest.fixture(
-    params=[(1, "mean"), (2, "multi_krum"), (3, "statistics"), (4, "clipped_mean")], ids=lambda param: param[1]
+    params=[(1, "mean"), (2, "multi_krum"), (3, "statistics"), (4, "clipped_mean")],
+    ids=lambda param: param[1],
 )
-def federation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Spec, Arrays]:
+def federation(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Spec, Arrays]:
     class_sums.register(monkeypatch)
     return drafted(*request.param)
 
@@ -43,7 +49,8 @@ def begun(folder: Path, federation: tuple[Spec, Arrays]) -> Iterator[Ledger]:
 def play(
     folder: Path, federation: tuple[Spec, Arrays], *, stop_after: int, order: Sequence[str] = NODES
 ) -> list[bytes]:
-    """Two rounds, with the ledger closed and taken up again after every `stop_after` steps; each round's broadcast.
+    """Two rounds, with the ledger closed and taken up again after every `stop_after` steps;
+    each round's broadcast.
 
     Nodes contribute in this order.
     """
@@ -117,7 +124,9 @@ def test_a_run_that_an_earlier_version_began_with_regions_is_refused_by_that_nam
 
 
 @pytest.mark.parametrize("rule", ["multi_krum", "clipped_mean"])
-def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(rule: str, tmp_path: Path) -> None:
+def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(
+    rule: str, tmp_path: Path
+) -> None:
     """Rules other than the mean read it again when the round closes."""
     for ledger in begun(tmp_path, drafted(rule=rule)):
         ledger.resume()
@@ -132,7 +141,9 @@ def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(rule: str, tm
             ledger.aggregate()
 
 
-def test_of_tensors_only_the_open_rounds_are_kept(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
+def test_of_tensors_only_the_open_rounds_are_kept(
+    federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
     for ledger in begun(tmp_path, federation):
         ledger.resume()
         first = ledger.served
@@ -144,7 +155,10 @@ def test_of_tensors_only_the_open_rounds_are_kept(federation: tuple[Spec, Arrays
         for message in messages:
             assert message.blob is not None
             ledger.add_contribution(message.blob.node, message)
-        assert ledger.store.digests() == {*first, *(message.blob.digest for message in messages if message.blob)}
+        assert ledger.store.digests() == {
+            *first,
+            *(message.blob.digest for message in messages if message.blob),
+        }
         ledger.aggregate()
         ledger.open_round(2, ())
         assert ledger.store.digests() == ledger.served
@@ -181,18 +195,29 @@ def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> Non
                 message = contribution(ledger, "b", 1)
                 assert message.blob is not None
                 blob = Manifest(
-                    federation="steel", run=message.run, round=1, node="b", digest=digest, size=size, chunk_size=1024
+                    federation="steel",
+                    run=message.run,
+                    round=1,
+                    node="b",
+                    digest=digest,
+                    size=size,
+                    chunk_size=1024,
                 )
                 with pytest.raises(PeerError, match="NaN or infinity"):
                     ledger.add_contribution(
-                        "b", Contribution(session=SESSION, run=message.run, round=1, weight=1.0, blob=blob)
+                        "b",
+                        Contribution(
+                            session=SESSION, run=message.run, round=1, weight=1.0, blob=blob
+                        ),
                     )
                 assert not ledger.has_counted("b", 1)
             ledger.aggregate()
             return encode_tensors(ledger.broadcast)
         raise AssertionError
 
-    assert averaged(tmp_path / "clean", poisoned=False) == averaged(tmp_path / "dirty", poisoned=True)
+    assert averaged(tmp_path / "clean", poisoned=False) == averaged(
+        tmp_path / "dirty", poisoned=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +249,9 @@ def test_statistics_count_only_if_they_are_of_the_rounds_encoder_and_weigh_one(
             assert "remove the node's state folder" in refused.value.remedy
 
 
-def test_the_finished_run_is_taken_up_again_with_its_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_finished_run_is_taken_up_again_with_its_totals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class_sums.register(monkeypatch)
     spec, broadcast = drafted(rule=STATISTICS)
     _, result = play(tmp_path, (spec, broadcast), stop_after=100)
@@ -310,16 +337,24 @@ def test_no_run_begins_over_tensors_of_another_unless_told_so(tmp_path: Path) ->
     play(tmp_path, federation, stop_after=100)
     before = {path.name for path in (tmp_path / "blobs").glob("?" * 64)}
     (tmp_path / "journal.sqlite").unlink()
-    with Ledger(tmp_path) as ledger, pytest.raises(UsageError, match=f"{tmp_path}/journal.sqlite holds no run") as lost:
+    with (
+        Ledger(tmp_path) as ledger,
+        pytest.raises(UsageError, match=f"{tmp_path}/journal.sqlite holds no run") as lost,
+    ):
         ledger.begin_or_continue(*federation, new=False)
     assert {path.name for path in (tmp_path / "blobs").glob("?" * 64)} == before
-    assert f"restore the folder {tmp_path} from a copy, or begin another run with --new" in lost.value.remedy
+    assert (
+        f"restore the folder {tmp_path} from a copy, or begin another run with --new"
+        in lost.value.remedy
+    )
     with Ledger(tmp_path) as ledger:
         ledger.begin_or_continue(*drafted(2), new=True)
         assert ledger.resume().status is rounds.Status.GATHERING
 
 
-def test_a_run_that_was_killed_before_its_first_tensors_were_written_begins_all_the_same(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_before_its_first_tensors_were_written_begins_all_the_same(
+    tmp_path: Path,
+) -> None:
     federation = drafted()
     for ledger in begun(tmp_path, federation):
         ledger.store.remove(ledger.store.digests().pop())
@@ -332,7 +367,9 @@ def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path
     for ledger in begun(tmp_path, first):
         ledger.resume()
     with Ledger(tmp_path) as ledger:
-        with pytest.raises(UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9") as refused:
+        with pytest.raises(
+            UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9"
+        ) as refused:
             ledger.begin_or_continue(*drafted(quorum=2, deadline=9), new=False)
         assert "pass --new or choose another --state folder" in refused.value.remedy
         ledger.begin_or_continue(*drafted(), new=False)
@@ -394,7 +431,9 @@ def test_a_journal_of_another_version_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_fact_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
-    """The database refuses to grow: the error names the folder, and the transaction leaves no trace."""
+    """The database refuses to grow: the error names the folder,
+    and the transaction leaves no trace.
+    """
     spec, broadcast = drafted()
     for ledger in begun(tmp_path, (spec, broadcast)):
         ledger.resume()
@@ -402,7 +441,8 @@ def test_a_fact_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
         (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
         journal._db.execute(f"PRAGMA max_page_count = {pages}")
         admitted = 0
-        with pytest.raises(EdgeNodeError, match="cannot be written"):  # noqa: PT012  (it is the last that fails)
+        # It is the last that fails
+        with pytest.raises(EdgeNodeError, match="cannot be written"):  # noqa: PT012
             while True:
                 journal.admit(spec.run, f"n{admitted}", "")
                 admitted += 1
@@ -411,7 +451,9 @@ def test_a_fact_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
         assert len(run.members) == admitted
 
 
-def test_every_kind_of_fact_has_a_method_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_fact_has_a_method_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds: list[str] = []
     # It is watched here as `make chaos` does, which kills a coordinator at each of these kinds.
     monkeypatch.setattr(Journal, "_commit", lambda _journal, kind, *_statements: kinds.append(kind))
@@ -443,16 +485,26 @@ def contribute_masked(ledger: Ledger, node: str) -> None:
         encode_tensors({n: np.full(each.shape, 7, np.uint32) for n, each in expected.items()})
     )
     blob = Manifest(
-        federation=ledger.spec.federation, run=ledger.spec.run, round=1, node=node, digest=digest, size=size,
+        federation=ledger.spec.federation,
+        run=ledger.spec.run,
+        round=1,
+        node=node,
+        digest=digest,
+        size=size,
         chunk_size=4096,
-    )  # fmt: skip
+    )
     message = Contribution(session=SESSION, run=ledger.spec.run, round=1, weight=1.0, blob=blob)
     ledger.validate(node, message)
     ledger.add_contribution(node, message)
 
 
-def test_how_far_masks_are_is_known_after_a_restart_and_so_is_who_takes_part(tmp_path: Path) -> None:
-    federation, facts = masked_run(), Facts({"aa": KEYS, "b": KEYS}, {"aa": {"b": "00"}, "b": {"aa": "00"}})
+def test_how_far_masks_are_is_known_after_a_restart_and_so_is_who_takes_part(
+    tmp_path: Path,
+) -> None:
+    federation, facts = (
+        masked_run(),
+        Facts({"aa": KEYS, "b": KEYS}, {"aa": {"b": "00"}, "b": {"aa": "00"}}),
+    )
     for ledger in begun(tmp_path, federation):
         ledger.resume()
         ledger.open_round(1, ())
@@ -465,13 +517,20 @@ def test_how_far_masks_are_is_known_after_a_restart_and_so_is_who_takes_part(tmp
         assert ledger.survivors == {"aa", "b"}
         assert ledger.resume().drawn == {"aa", "b"}
         masking = ledger.masks()
-        assert (masking.is_gathered, masking.is_shared, masking.survivors) == (True, True, ("aa", "b"))
+        assert (masking.is_gathered, masking.is_shared, masking.survivors) == (
+            True,
+            True,
+            ("aa", "b"),
+        )
         assert masking.shares == facts.shares
 
 
 def test_a_sum_of_which_a_part_is_lost_cannot_be_unmasked(tmp_path: Path) -> None:
     """Its nodes were told that they are in it, and reveal nothing for another one."""
-    federation, facts = masked_run(), Facts({"aa": KEYS, "b": KEYS}, {"aa": {}, "b": {}}, ("aa", "b"))
+    federation, facts = (
+        masked_run(),
+        Facts({"aa": KEYS, "b": KEYS}, {"aa": {}, "b": {}}, ("aa", "b")),
+    )
     for ledger in begun(tmp_path, federation):
         ledger.resume()
         ledger.open_round(1, ())
@@ -483,7 +542,9 @@ def test_a_sum_of_which_a_part_is_lost_cannot_be_unmasked(tmp_path: Path) -> Non
                 path.write_bytes(b"x")
     for ledger in begun(tmp_path, federation):
         ledger.resume()
-        with pytest.raises(EdgeNodeError, match=r"contributions to round 1 are missing .* cannot be unmasked"):
+        with pytest.raises(
+            EdgeNodeError, match=r"contributions to round 1 are missing .* cannot be unmasked"
+        ):
             ledger.masks()
 
 
@@ -492,7 +553,10 @@ def test_a_masked_contribution_weighs_one_and_holds_words(tmp_path: Path) -> Non
         ledger.resume()
         ledger.open_round(1, ())
         open_ = contribution(ledger, "aa", 1)
-        with pytest.raises(PeerError, match=r"weights are masked with secure aggregation, and this one is told: 5\.0"):
+        with pytest.raises(
+            PeerError,
+            match=r"weights are masked with secure aggregation, and this one is told: 5\.0",
+        ):
             ledger.validate("aa", msgspec.structs.replace(open_, weight=5.0))
         with pytest.raises(PeerError):
             ledger.add_contribution("aa", msgspec.structs.replace(open_, weight=1.0))

@@ -1,4 +1,6 @@
-"""The masks of a round, coordinator and nodes together: what is read is the open sum of survivors, or nothing."""
+"""The masks of a round, coordinator and nodes together:
+what is read is the open sum of survivors, or nothing.
+"""
 
 import random
 
@@ -20,7 +22,9 @@ def as_bytes(round_: MaskedRound) -> dict[str, bytes]:
     return {name: words.tobytes() for name, words in round_.found.items()}
 
 
-@pytest.mark.parametrize(("nodes", "neighbours"), [(3, 0), (4, 0), (10, 0), (10, 4), (10, 8), (10, 9), (20, 6)])
+@pytest.mark.parametrize(
+    ("nodes", "neighbours"), [(3, 0), (4, 0), (10, 0), (10, 4), (10, 8), (10, 9), (20, 6)]
+)
 def test_all_that_contribute_are_in_the_sum_bit_for_bit(nodes: int, neighbours: int) -> None:
     round_ = MaskedRound(nodes, neighbours=neighbours)
     assert round_.run() is not None
@@ -28,7 +32,11 @@ def test_all_that_contribute_are_in_the_sum_bit_for_bit(nodes: int, neighbours: 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from([(3, 0), (4, 0), (5, 0), (7, 0), (8, 6), (9, 4)]), st.integers(0, 2**32), st.data())
+@given(
+    st.sampled_from([(3, 0), (4, 0), (5, 0), (7, 0), (8, 6), (9, 4)]),
+    st.integers(0, 2**32),
+    st.data(),
+)
 def test_whoever_is_lost_or_killed_at_whichever_step_the_sum_is_that_of_survivors(
     size: tuple[int, int], seed: int, data: st.DataObject
 ) -> None:
@@ -40,7 +48,9 @@ def test_whoever_is_lost_or_killed_at_whichever_step_the_sum_is_that_of_survivor
     chance = random.Random(seed)
     round_ = MaskedRound(nodes, quorum=-(-2 * nodes // 3), chance=chance, neighbours=neighbours)
     lost = chance.sample(round_.names, nodes - round_.threshold)
-    events = data.draw(st.lists(st.sampled_from([*lost, "coordinator", *round_.names]), max_size=12))
+    events = data.draw(
+        st.lists(st.sampled_from([*lost, "coordinator", *round_.names]), max_size=12)
+    )
     for event in events:
         for _ in range(chance.randrange(4 * nodes)):
             if way := round_._choose():
@@ -119,7 +129,10 @@ def test_a_liar_s_shares_are_left_out_where_there_is_one_more() -> None:
         message = round_.ways[way][0]
         if way[0] == liar and isinstance(message, MaskingAnswer) and message.revealed:
             round_.ways[way][0] = MaskingAnswer(
-                session=SESSION, run=RUN, round=1, revealed=dict.fromkeys(message.revealed, "00" * 33)
+                session=SESSION,
+                run=RUN,
+                round=1,
+                revealed=dict.fromkeys(message.revealed, "00" * 33),
             )
         round_.deliver(*way)
     assert as_bytes(round_) == sum_of(round_, round_.names)
@@ -139,9 +152,16 @@ def test_shares_that_are_not_for_the_round_s_nodes_are_refused() -> None:
     round_ = MaskedRound(3)
     while not round_.masking.is_gathered:
         round_.deliver(*(round_._choose() or ("", "")))
-    for neighbours, receivers in ((0, "plant-1 plant-9"), (0, "plant-1"), (1, "plant-1 plant-2"), (1, "plant-0")):
+    for neighbours, receivers in (
+        (0, "plant-1 plant-9"),
+        (0, "plant-1"),
+        (1, "plant-1 plant-2"),
+        (1, "plant-0"),
+    ):
         state = round_.masking._replace(neighbours=neighbours)
-        false = MaskingAnswer(session=SESSION, run=RUN, round=1, shares=dict.fromkeys(receivers.split(), "00" * 82))
+        false = MaskingAnswer(
+            session=SESSION, run=RUN, round=1, shares=dict.fromkeys(receivers.split(), "00" * 82)
+        )
         _, (effect,) = masking_rounds.hear(state, "plant-0", false)
         assert isinstance(effect, masking_rounds.Reject)
         assert isinstance(effect.error, PeerError)
@@ -155,7 +175,9 @@ def test_who_reveals_shares_that_it_was_not_given_is_refused() -> None:
     given = {node, *(name for name, shares in round_.masking.shares.items() if node in shares)}
     stranger = next(name for name in round_.names if name not in given)
     for names, accepted in ((given, True), ({*given, stranger}, False)):
-        said = MaskingAnswer(session=SESSION, run=RUN, round=1, revealed=dict.fromkeys(names, "00" * 33))
+        said = MaskingAnswer(
+            session=SESSION, run=RUN, round=1, revealed=dict.fromkeys(names, "00" * 33)
+        )
         _, effects = masking_rounds.hear(round_.masking, node, said)
         assert [type(each) for each in effects] == ([] if accepted else [masking_rounds.Reject])
 
@@ -185,7 +207,10 @@ def test_statistics_are_summed_where_three_nodes_have_each_class_that_any_has() 
 
 @pytest.mark.parametrize("holders", [1, 2])
 def test_a_class_that_fewer_have_is_not_summed_and_nobody_is_told_shares(holders: int) -> None:
-    classes = {name: (*held, 5) if number < holders else held for number, (name, held) in enumerate(HELD.items())}
+    classes = {
+        name: (*held, 5) if number < holders else held
+        for number, (name, held) in enumerate(HELD.items())
+    }
     round_ = MaskedRound(4, classes=classes)
     assert round_.run() is None
     assert round_.scarce == [5]
@@ -216,8 +241,9 @@ def test_a_node_that_comes_back_without_its_secrets_is_told_nothing_and_people_a
         round_.deliver(*way)
     again = MaskingAnswer(session=SESSION, run=RUN, round=1, keys=KEYS)
     assert masking_rounds.hear(round_.masking, "plant-1", again) == (
-        round_.masking, [masking_rounds.Forgotten("plant-1")]
-    )  # fmt: skip
+        round_.masking,
+        [masking_rounds.Forgotten("plant-1")],
+    )
 
 
 def test_a_round_of_statistics_waits_for_nobody_who_has_never_come() -> None:

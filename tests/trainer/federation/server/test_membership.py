@@ -1,4 +1,6 @@
-"""Who may speak for a node, told by state folders (identity), processes (incarnation) and sessions."""
+"""Who may speak for a node, told by state folders (identity), processes
+(incarnation) and sessions.
+"""
 
 import itertools
 
@@ -12,7 +14,9 @@ RUN, A, B = "0" * 16, "a" * 16, "b" * 16
 sessions = (f"{number:016x}" for number in itertools.count())
 
 
-def hello(identity: str = A, incarnation: int = 1, session: str | None = None, run: str = RUN) -> Hello:
+def hello(
+    identity: str = A, incarnation: int = 1, session: str | None = None, run: str = RUN
+) -> Hello:
     session = session or next(sessions)
     return Hello(session=session, run=run, software="", identity=identity, incarnation=incarnation)
 
@@ -23,7 +27,7 @@ def admitted(membership: Membership, identities: dict[str, str], node: str, mess
     membership.admit(node, message)
 
 
-def test_a_restarted_node_speaks_for_its_name_at_once_though_the_broker_has_not_noticed_its_end() -> None:
+def test_a_restarted_node_speaks_for_its_name_before_the_broker_has_noticed_its_end() -> None:
     membership = Membership(1, identities := {})
     admitted(membership, identities, "n", hello())
     again = hello(incarnation=2)
@@ -33,7 +37,7 @@ def test_a_restarted_node_speaks_for_its_name_at_once_though_the_broker_has_not_
     assert membership.session("n") == again.session
 
 
-def test_another_state_folder_under_a_connected_name_is_refused_and_under_one_that_left_is_not() -> None:
+def test_another_state_folder_is_refused_under_a_connected_name_only() -> None:
     membership = Membership(1, identities := {})
     admitted(membership, identities, "n", hello())
     refusal = membership.find_objection("n", hello(B), RUN, present=True)
@@ -42,7 +46,7 @@ def test_another_state_folder_under_a_connected_name_is_refused_and_under_one_th
     assert membership.find_objection("n", hello(B), RUN, present=False) is None
 
 
-def test_where_messages_are_encrypted_who_sends_no_key_is_told_which_version_cannot_read_them() -> None:
+def test_who_sends_no_key_is_told_which_version_cannot_read_encrypted_messages() -> None:
     membership, old = Membership(1, {}), hello()
     refusal = membership.find_objection(
         "n", msgspec.structs.replace(old, software="0.1.0"), RUN, present=False, needs_key=True
@@ -65,7 +69,7 @@ def test_a_delayed_hello_of_an_earlier_process_is_stale() -> None:
         assert not membership.is_stale("n", second, present=present)
 
 
-def test_a_state_folder_that_was_restored_from_a_copy_is_let_in_once_the_newer_process_has_gone() -> None:
+def test_a_state_folder_restored_from_a_copy_is_let_in_once_the_newer_process_has_gone() -> None:
     membership = Membership(1, identities := {})
     newer, restored = hello(incarnation=7), hello(incarnation=5)
     admitted(membership, identities, "n", newer)
@@ -124,7 +128,12 @@ def test_a_node_may_send_many_messages_but_no_flood() -> None:
 
 def test_the_same_refusal_is_told_once_until_the_sender_is_let_in() -> None:
     membership = Membership(2, identities := {})
-    assert [membership.is_first_report("refused", node) for node in ("a", "a", "b", "b")] == [True, False, True, False]
+    assert [membership.is_first_report("refused", node) for node in ("a", "a", "b", "b")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
     admitted(membership, identities, "a", hello())
     membership.expel("a")
     assert membership.is_first_report("refused", "a")
@@ -148,6 +157,9 @@ def test_a_newcomer_to_a_finished_run_takes_no_place_but_no_connected_nodes_name
     assert full is not None
     assert "full" in full.reason
     assert membership.find_objection("m", hello(B), RUN, present=False, newcomer=True) is None
-    assert membership.find_objection("m", hello(B, run=A), RUN, present=False, newcomer=True) is not None
+    assert (
+        membership.find_objection("m", hello(B, run=A), RUN, present=False, newcomer=True)
+        is not None
+    )
     taken = membership.find_objection("n", hello(B), RUN, present=True, newcomer=True)
     assert taken is not None

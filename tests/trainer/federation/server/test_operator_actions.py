@@ -1,11 +1,21 @@
-"""An operator's actions are on the disk before they hold, are read once and in order, and amount to one thing."""
+"""An operator's actions are on the disk before they hold, are read once and in order,
+and amount to one thing.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError
-from trainer.federation.server.operator_actions import FILE, ActionReader, Control, Kind, act, make_action, replay
+from trainer.federation.server.operator_actions import (
+    FILE,
+    ActionReader,
+    Control,
+    Kind,
+    act,
+    make_action,
+    replay,
+)
 
 RUN, OTHER = "0123456789abcdef", "f" * 16
 
@@ -43,11 +53,15 @@ def test_an_action_that_was_torn_by_a_power_cut_harms_no_other(tmp_path: Path) -
 def test_what_nobody_can_have_meant_is_left_out(tmp_path: Path) -> None:
     act(tmp_path, make_action(RUN, "pause", "anna"))
     with (tmp_path / FILE).open("ab") as file:
-        file.write(b'{"run": "0123456789abcdef", "what": "explode", "by": "anna", "time": 1}\n\xff\n[]\n')
+        file.write(
+            b'{"run": "0123456789abcdef", "what": "explode", "by": "anna", "time": 1}\n\xff\n[]\n'
+        )
     assert len(ActionReader(tmp_path, RUN).read()) == 1
 
 
-def test_a_file_that_cannot_be_read_is_no_action_and_a_folder_that_cannot_be_written_an_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_no_action_and_a_folder_that_cannot_be_written_an_error(
+    tmp_path: Path,
+) -> None:
     (tmp_path / FILE).mkdir()
     assert ActionReader(tmp_path, RUN).read() == []
     with pytest.raises(EdgeNodeError, match="cannot write"):

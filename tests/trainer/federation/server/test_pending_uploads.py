@@ -78,13 +78,18 @@ def test_after_an_event_the_coordinator_looks_at_uploads_under_way_and_not_at_al
         return Contribution(session=SESSION, run=spec.run, round=1, weight=9, blob=blob)
 
     inbox: queue.Queue[Any] = queue.Queue()
-    with ThreadPoolExecutor(1) as pool, MqttClient(endpoint, "", inbox=inbox, persistent=False) as nodes:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        MqttClient(endpoint, "", inbox=inbox, persistent=False) as nodes,
+    ):
         ending = pool.submit(part)
         nodes.subscribe(topics.round_state("many"), topics.presence("many", topics.COORDINATOR))
         while not is_about(topics.presence("many", topics.COORDINATOR), inbox.get(timeout=60)):
             pass
         for node in NODES:
-            nodes.publish(topics.up("many", node), encode(Hello(session=SESSION, run=spec.run, software="")))
+            nodes.publish(
+                topics.up("many", node), encode(Hello(session=SESSION, run=spec.run, software=""))
+            )
         while not is_open(inbox.get(timeout=60)):
             pass
         for number, node in enumerate(NODES):
@@ -101,4 +106,8 @@ def is_about(topic: str, event: object) -> bool:
 
 def is_open(event: object) -> bool:
     is_state = is_about(topics.round_state("many"), event)
-    return is_state and isinstance(event, Delivery) and decode(event.payload, RoundState).status == "open"
+    return (
+        is_state
+        and isinstance(event, Delivery)
+        and decode(event.payload, RoundState).status == "open"
+    )

@@ -1,4 +1,6 @@
-"""The record of a coordinator: what it says, that it stays what it was, and its head in what nodes receive."""
+"""The record of a coordinator: what it says, that it stays what it was,
+and its head in what nodes receive.
+"""
 
 import shutil
 from pathlib import Path
@@ -31,18 +33,27 @@ def test_it_says_who_contributed_what_to_which_round_and_what_became_of_it(tmp_p
     written.open_round(spec.run, 1, FIRST, ())
     written.add_contribution(spec.run, 1, "b", 2.0, None)
     written.add_contribution(spec.run, 1, "a", 0.5, Blob("d" * 64, 7))
-    assert [type(fact) for fact in written.facts()] == [RunBegun]  # an open round may yet lose contributions
+    # an open round may yet lose contributions
+    assert [type(fact) for fact in written.facts()] == [RunBegun]
     written.open_round(spec.run, 2, SECOND, ("a", "c"))
     written.conclude(spec.run, RESULT)
     begun, first, second, ended = written.facts()
     assert isinstance(begun, RunBegun)
     assert (begun.broadcast, msgspec.convert(begun.spec, Spec)) == (FIRST.digest, spec)
     assert isinstance(first, RoundClosed)
-    assert {node: (part.weight, part.digest, part.bytes) for node, part in first.contributions.items()} == {
-        "a": (0.5, "d" * 64, 7), "b": (2.0, None, 0),
-    }  # fmt: skip
+    assert {
+        node: (part.weight, part.digest, part.bytes) for node, part in first.contributions.items()
+    } == {
+        "a": (0.5, "d" * 64, 7),
+        "b": (2.0, None, 0),
+    }
     assert isinstance(second, RoundClosed)
-    assert (second.round, second.broadcast, second.drawn, second.contributions) == (2, SECOND.digest, ("a", "c"), {})
+    assert (second.round, second.broadcast, second.drawn, second.contributions) == (
+        2,
+        SECOND.digest,
+        ("a", "c"),
+        {},
+    )
     assert isinstance(ended, RunEnded)
     assert (ended.outcome, ended.result) == ("finished", RESULT.digest)
     written.begin(drafted(2)[0], FIRST)
@@ -86,14 +97,21 @@ def test_the_record_of_a_journal_is_the_same_in_every_version(tmp_path: Path) ->
     """Bundles and models have its heads: if this fails, they would fit no record any more."""
     shutil.unpack_archive(REPOSITORY / "tests" / "data" / "version_0_1.tar.xz", tmp_path)
     assert [head.digest[:16] for head in heads(tmp_path / "finished" / "coordinator")] == [
-        "9ab8819cd8a613cf", "ca669e4c73329023", "8b289fbe1830a840", "de261b0801527364", "cd49bd112b2398bf",
-    ]  # fmt: skip
+        "9ab8819cd8a613cf",
+        "ca669e4c73329023",
+        "8b289fbe1830a840",
+        "de261b0801527364",
+        "cd49bd112b2398bf",
+    ]
 
 
 @pytest.mark.parametrize(
-    "change", ["UPDATE contributions SET weight = 9 WHERE round = 1", "DELETE FROM rounds WHERE round = 1"]
+    "change",
+    ["UPDATE contributions SET weight = 9 WHERE round = 1", "DELETE FROM rounds WHERE round = 1"],
 )
-def test_whoever_rewrites_the_journal_with_its_checksum_changes_the_head(tmp_path: Path, change: str) -> None:
+def test_whoever_rewrites_the_journal_with_its_checksum_changes_the_head(
+    tmp_path: Path, change: str
+) -> None:
     spec, _ = drafted()
     written = Journal(tmp_path)
     written.begin(spec, FIRST)

@@ -34,10 +34,13 @@ from trainer.training.participant import Contributed
 Rows = list[list[float]]
 
 
-def contributions(rows: Rows, start: list[float] | None = None, names: str = "abcdefghijkl") -> ContributionBlocks:
+def contributions(
+    rows: Rows, start: list[float] | None = None, names: str = "abcdefghijkl"
+) -> ContributionBlocks:
     """One tensor, a row from each node."""
     sources: dict[str, Source] = {
-        name: InMemory({"w": np.asarray(row, np.float32)}) for name, row in zip(names, rows, strict=False)
+        name: InMemory({"w": np.asarray(row, np.float32)})
+        for name, row in zip(names, rows, strict=False)
     }
     return ContributionBlocks(sources, {"w": np.asarray(start or [0.0] * len(rows[0]), np.float32)})
 
@@ -46,7 +49,10 @@ def contributions(rows: Rows, start: list[float] | None = None, names: str = "ab
 
 
 def test_multi_krum_averages_those_whose_nearest_neighbours_are_nearest() -> None:
-    """Five on a line, one liar. By two neighbours the scores are 37, 26, 34, 13, 29; by one 6 would go, by three 11."""
+    """Five on a line, one liar.
+
+    By two neighbours the scores are 37, 26, 34, 13, 29; by one 6 would go, by three 11.
+    """
     rows: Rows = [[0.0], [1.0], [6.0], [9.0], [11.0]]
     assert multi_krum(contributions(rows), 1)["w"].tolist() == [(1 + 6 + 9 + 11) / 4]
 
@@ -65,7 +71,9 @@ def test_distances_are_of_all_tensors_together() -> None:
         f"n{node}": InMemory({"a": np.asarray(a, np.float32), "b": np.asarray([b], np.float32)})
         for node, (a, b) in enumerate(places)
     }
-    averaged = multi_krum(ContributionBlocks(sources, {"a": np.float32(0), "b": np.zeros(1, np.float32)}), 1)
+    averaged = multi_krum(
+        ContributionBlocks(sources, {"a": np.float32(0), "b": np.zeros(1, np.float32)}), 1
+    )
     assert (float(averaged["a"]), averaged["b"].tolist()) == (0.5, [0.5])
     assert averaged["a"].shape == ()
 
@@ -125,7 +133,9 @@ def test_what_is_held_of_a_contribution_is_read_once_and_not_kept(tmp_path: Path
     with source.held():
         path.unlink()
         for _ in range(2):
-            assert [(name, each.tolist()) for name, each in source.tensors()] == [("w", values.tolist())]
+            assert [(name, each.tolist()) for name, each in source.tensors()] == [
+                ("w", values.tolist())
+            ]
     with pytest.raises(FileNotFoundError):
         dict(source.tensors())
 
@@ -140,10 +150,14 @@ def test_portions_from_disk_give_what_the_whole_gives(
     sources: dict[str, Source] = {}
     for node, tensors in came.items():
         (folder / node).write_bytes(encode_tensors(tensors))
-        sources[node] = OnDisk(folder / node, {name: TensorSpec(a.shape, 0) for name, a in tensors.items()})
+        sources[node] = OnDisk(
+            folder / node, {name: TensorSpec(a.shape, 0) for name, a in tensors.items()}
+        )
     whole = RULES[rule].combine(ContributionBlocks(told(came), start(seed)), liars)
     parts = RULES[rule].combine(ContributionBlocks(sources, start(seed), values), liars)
-    assert {name: array.shape for name, array in parts.items()} == {n: a.shape for n, a in start(seed).items()}
+    assert {name: array.shape for name, array in parts.items()} == {
+        n: a.shape for n, a in start(seed).items()
+    }
     assert flat(parts).tobytes() == flat(whole).tobytes()
 
 
@@ -165,7 +179,9 @@ def test_without_liars_krum_is_the_mean(seed: int, nodes: int) -> None:
 
 
 @given(seed=seeds, liars=st.integers(1, 4), lie=st.sampled_from([-1e6, -50.0, 50.0, 1e6]))
-def test_krum_takes_no_contribution_that_lies_far_from_the_others(seed: int, liars: int, lie: float) -> None:
+def test_krum_takes_no_contribution_that_lies_far_from_the_others(
+    seed: int, liars: int, lie: float
+) -> None:
     """Colluding ones neither: they are too few to be one another's only neighbours."""
     nodes = 2 * liars + 3
     came = drawn(seed, nodes)
@@ -189,24 +205,45 @@ def test_variances_stay_variances(rule: str, seed: int, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("attack", ["scaling", "noise", "L_D inflation"])
-def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_multi_krum_not(attack: Any) -> None:
-    """What it sends passes the coordinator's checks. All nodes train; of the last one's contribution a lie is made."""
+def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_multi_krum_not(
+    attack: Any,
+) -> None:
+    """What it sends passes the coordinator's checks.
+
+    All nodes train; of the last one's contribution a lie is made.
+    """
 
     def broadcast(rule: Any) -> tuple[np.ndarray, list[np.ndarray]]:
         request = Request("afedcl", model="small", size=32, rounds=1, aggregate=rule, codec="none")
         spec, first = draft(request, federation="steel", classes=("x", "y"), nodes=5)
-        trial = Trial(method="afedcl", pool="", nodes=5, liars=1, attack=attack, rule=rule, seed=0, rounds=1, samples=4)
+        trial = Trial(
+            method="afedcl",
+            pool="",
+            nodes=5,
+            liars=1,
+            attack=attack,
+            rule=rule,
+            seed=0,
+            rounds=1,
+            samples=4,
+        )
         lie, sent = tampering(trial, spec, ["n4"]), []
 
-        def tamper(node: str, round_: int, contributed: Contributed, received: Arrays) -> Contributed:
+        def tamper(
+            node: str, round_: int, contributed: Contributed, received: Arrays
+        ) -> Contributed:
             told = lie(node, round_, contributed, received)
-            collect(spec, make(spec.method, spec.training, spec.options), 1).validate(InMemory(told.tensors))
+            collect(spec, make(spec.method, spec.training, spec.options), 1).validate(
+                InMemory(told.tensors)
+            )
             if node != "n4":
                 assert told is contributed
                 sent.append(flat(told.tensors))
             return told
 
-        return flat(simulate(spec, first, {f"n{k}": few(k) for k in range(5)}, tamper=tamper).broadcast), sent
+        return flat(
+            simulate(spec, first, {f"n{k}": few(k) for k in range(5)}, tamper=tamper).broadcast
+        ), sent
 
     for rule in ("mean", "multi_krum"):
         found, sent = broadcast(rule)
@@ -228,24 +265,34 @@ def few(seed: int) -> Images:
 def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rule: Any) -> None:
     def check(variances: list[float], method: str = "fedavg", rule: Any = None) -> None:
         spec, _ = draft(
-            Request(method, model="small", size=32, aggregate=rule), federation="steel", classes=("x", "y"), nodes=5
+            Request(method, model="small", size=32, aggregate=rule),
+            federation="steel",
+            classes=("x", "y"),
+            nodes=5,
         )
         name = "encoder.bn.running_var"
-        spec = msgspec.structs.replace(spec, tensors={name: TensorSpec((2,), 40)}, sends=("encoder",))
+        spec = msgspec.structs.replace(
+            spec, tensors={name: TensorSpec((2,), 40)}, sends=("encoder",)
+        )
         contributions = collect(spec, make(method, spec.training, spec.options), 1)
         contributions.validate(InMemory({name: np.asarray(variances, np.float32)}))
 
     check([0, 3], rule=rule)
     check([0, -3], method="fednova")  # which sends differences
-    with pytest.raises(ValueError, match=r"tensor encoder\.bn\.running_var holds a negative variance"):
+    with pytest.raises(
+        ValueError, match=r"tensor encoder\.bn\.running_var holds a negative variance"
+    ):
         check([3, -1e-9], rule=rule)
 
 
 def drafted(nodes: int = 5, quorum: int = 0, method: str = "fedavg", **request: Any) -> Aggregation:
     spec, _ = draft(
-        Request(method, model="small", size=32, **request), federation="steel", classes=("x", "y"), nodes=nodes,
+        Request(method, model="small", size=32, **request),
+        federation="steel",
+        classes=("x", "y"),
+        nodes=nodes,
         participation=Participation(quorum=quorum),
-    )  # fmt: skip
+    )
     return spec.aggregation
 
 
@@ -275,7 +322,9 @@ def test_a_number_of_liars_is_refused_where_a_rule_does_not_count_them(rule: Any
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_rules_combine_with_those_methods_that_send_models(method: str) -> None:
     if method in ("local", "scaffold", "fednova", "gaussian", "afedcl_plus"):
-        with pytest.raises(UsageError, match=f"multi_krum does not combine with ({method}|statistics): "):
+        with pytest.raises(
+            UsageError, match=f"multi_krum does not combine with ({method}|statistics): "
+        ):
             drafted(method=method, aggregate="multi_krum")
     else:
         assert drafted(method=method, aggregate="multi_krum").rule == "multi_krum"
@@ -288,7 +337,11 @@ def test_weights_and_updates_are_limited_unless_a_method_only_takes_the_mean(met
         with pytest.raises(UsageError, match=f"clipped_mean does not combine with {method}: "):
             drafted(method=method, aggregate="clipped_mean")
     else:
-        assert drafted(method=method) == drafted(method=method, aggregate="clipped_mean") == Aggregation("clipped_mean")
+        assert (
+            drafted(method=method)
+            == drafted(method=method, aggregate="clipped_mean")
+            == Aggregation("clipped_mean")
+        )
         assert drafted(method=method, aggregate="mean") == Aggregation("mean")
 
 

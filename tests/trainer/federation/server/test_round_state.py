@@ -56,14 +56,30 @@ AB = frozenset("ab")
         pytest.param(Plan(2, 2, 1), join("a"), [], id="waits for all nodes"),
         pytest.param(Plan(2, 2, 1), join("a", "a"), [], id="a node that joins twice is one node"),
         pytest.param(Plan(2, 2, 1), join("a", "b"), [Open(1)], id="opens when all are there"),
-        pytest.param(Plan(2, 2, 1), [*join("a"), Left("a"), *join("b")], [], id="who left before the start is missing"),
         pytest.param(
-            Plan(2, 2, 1), [*join("a", "b"), *contribute("a", "b")], [Open(1), Close(1, AB), Finish()], id="one round"
+            Plan(2, 2, 1),
+            [*join("a"), Left("a"), *join("b")],
+            [],
+            id="who left before the start is missing",
         ),
         pytest.param(
-            Plan(2, 2, 2), [*join("a", "b"), *contribute("b", "a")], [Open(1), Close(1, AB), Open(2)], id="next round"
+            Plan(2, 2, 1),
+            [*join("a", "b"), *contribute("a", "b")],
+            [Open(1), Close(1, AB), Finish()],
+            id="one round",
         ),
-        pytest.param(Plan(2, 2, 1), [*join("a", "b"), *contribute("a", "a")], [Open(1)], id="contributions count once"),
+        pytest.param(
+            Plan(2, 2, 2),
+            [*join("a", "b"), *contribute("b", "a")],
+            [Open(1), Close(1, AB), Open(2)],
+            id="next round",
+        ),
+        pytest.param(
+            Plan(2, 2, 1),
+            [*join("a", "b"), *contribute("a", "a")],
+            [Open(1)],
+            id="contributions count once",
+        ),
         pytest.param(
             Plan(2, 2, 1),
             [*join("a", "b"), Left("b")],
@@ -89,9 +105,14 @@ AB = frozenset("ab")
             id="with a smaller quorum the round goes on without the lost node",
         ),
         pytest.param(
-            Plan(2, 1, 1), [*join("a", "b"), *contribute("a")], [Open(1)], id="but waits for those who are there"
+            Plan(2, 1, 1),
+            [*join("a", "b"), *contribute("a")],
+            [Open(1)],
+            id="but waits for those who are there",
         ),
-        pytest.param(Plan(1, 1, 1), contribute("a"), [], id="nothing to contribute to before the start"),
+        pytest.param(
+            Plan(1, 1, 1), contribute("a"), [], id="nothing to contribute to before the start"
+        ),
     ],
 )
 def test_events_have_these_effects(plan: Plan, events: list[Event], effects: list[Effect]) -> None:
@@ -121,47 +142,69 @@ ABC = frozenset("abc")
     ("plan", "events", "effects"),
     [
         pytest.param(
-            Plan(3, 2, 1), [*join("a", "b", "c"), *contribute("a", "b"), Expired(1)],
-            [Open(1), Close(1, AB), Finish()], id="with a quorum the deadline closes it without the slow ones",
+            Plan(3, 2, 1),
+            [*join("a", "b", "c"), *contribute("a", "b"), Expired(1)],
+            [Open(1), Close(1, AB), Finish()],
+            id="with a quorum the deadline closes it without the slow ones",
         ),
         pytest.param(
-            Plan(3, 2, 1), [*join("a", "b", "c"), *contribute("a"), Expired(1)], [Open(1)],
+            Plan(3, 2, 1),
+            [*join("a", "b", "c"), *contribute("a"), Expired(1)],
+            [Open(1)],
             id="without a quorum the deadline closes nothing",
         ),
         pytest.param(
-            Plan(3, 2, 1), [*join("a", "b", "c"), *contribute("a"), Expired(1), *contribute("b")],
-            [Open(1), Close(1, AB), Finish()], id="after the deadline the quorum's last contribution closes it",
+            Plan(3, 2, 1),
+            [*join("a", "b", "c"), *contribute("a"), Expired(1), *contribute("b")],
+            [Open(1), Close(1, AB), Finish()],
+            id="after the deadline the quorum's last contribution closes it",
         ),
         pytest.param(
-            Plan(3, 2, 2), [*join("a", "b", "c"), *contribute("a", "b", "c"), Expired(1), *contribute("a", "b")],
-            [Open(1), Close(1, ABC), Open(2)], id="a deadline of an earlier round means nothing",
+            Plan(3, 2, 2),
+            [*join("a", "b", "c"), *contribute("a", "b", "c"), Expired(1), *contribute("a", "b")],
+            [Open(1), Close(1, ABC), Open(2)],
+            id="a deadline of an earlier round means nothing",
         ),
         pytest.param(
-            Plan(3, 2, 1), [*join("a", "b", "c"), *contribute("a", "b")], [Open(1)],
+            Plan(3, 2, 1),
+            [*join("a", "b", "c"), *contribute("a", "b")],
+            [Open(1)],
             id="with a quorum it waits for who is there",
         ),
         pytest.param(
-            Plan(3, 2, 1), [*join("a", "b", "c"), Left("c"), *contribute("a", "b")],
-            [Open(1), Close(1, AB), Finish()], id="with a quorum it waits for nobody who is away",
+            Plan(3, 2, 1),
+            [*join("a", "b", "c"), Left("c"), *contribute("a", "b")],
+            [Open(1), Close(1, AB), Finish()],
+            id="with a quorum it waits for nobody who is away",
         ),
         pytest.param(Plan(3, 2, 1), join("a"), [], id="waits for its quorum"),
         pytest.param(Plan(3, 2, 1), join("a", "b"), [Open(1)], id="opens when its quorum is there"),
-        pytest.param(Plan(3, 2, 1, sample=2), join("a", "b"), [], id="all are there from whom some are drawn"),
         pytest.param(
-            Plan(3, 2, 2), [*join("a", "b"), *contribute("a"), *join("c"), *contribute("b", "c")],
-            [Open(1), Close(1, ABC), Open(2)], id="who joins late takes part in the open round",
+            Plan(3, 2, 1, sample=2), join("a", "b"), [], id="all are there from whom some are drawn"
         ),
         pytest.param(
-            Plan(3, 3, 2), [*join("a", "b", "c"), Left("a"), Left("b"), *join("b", "a")],
-            [Open(1), Pause(1), Resume(1)], id="pauses once, and resumes when enough are back",
+            Plan(3, 2, 2),
+            [*join("a", "b"), *contribute("a"), *join("c"), *contribute("b", "c")],
+            [Open(1), Close(1, ABC), Open(2)],
+            id="who joins late takes part in the open round",
         ),
         pytest.param(
-            Plan(3, 3, 2), [*join("a", "b", "c"), *contribute("a", "b"), Left("a"), *contribute("c")],
-            [Open(1), Close(1, ABC), Open(2), Pause(2)], id="the next round pauses at once if the quorum is away",
+            Plan(3, 3, 2),
+            [*join("a", "b", "c"), Left("a"), Left("b"), *join("b", "a")],
+            [Open(1), Pause(1), Resume(1)],
+            id="pauses once, and resumes when enough are back",
+        ),
+        pytest.param(
+            Plan(3, 3, 2),
+            [*join("a", "b", "c"), *contribute("a", "b"), Left("a"), *contribute("c")],
+            [Open(1), Close(1, ABC), Open(2), Pause(2)],
+            id="the next round pauses at once if the quorum is away",
         ),
     ],
-)  # fmt: skip
-def test_rounds_open_and_close_by_quorum_and_deadline(plan: Plan, events: list[Event], effects: list[Effect]) -> None:
+)
+def test_rounds_open_and_close_by_quorum_and_deadline(
+    plan: Plan, events: list[Event], effects: list[Effect]
+) -> None:
     assert play(plan, events)[1] == effects
 
 
@@ -200,8 +243,14 @@ def test_a_restored_round_waits_for_its_members_until_they_leave() -> None:
 
 
 def test_a_restored_round_that_was_about_to_close_closes() -> None:
-    assert advance(restore(Plan(2, 2, 2), 1, "ab", (), "ab"), Resumed())[1] == (Close(1, AB), Open(2))
-    assert advance(restore(Plan(2, 2, 2), 2, "ab", (), "ab"), Resumed())[1] == (Close(2, AB), Finish())
+    assert advance(restore(Plan(2, 2, 2), 1, "ab", (), "ab"), Resumed())[1] == (
+        Close(1, AB),
+        Open(2),
+    )
+    assert advance(restore(Plan(2, 2, 2), 2, "ab", (), "ab"), Resumed())[1] == (
+        Close(2, AB),
+        Finish(),
+    )
 
 
 def test_restored_before_the_start_or_after_the_end_nothing_is_due() -> None:
@@ -228,7 +277,13 @@ def test_a_contribution_is_summed_only_in_its_own_open_round(
 ) -> None:
     round_now = 0 if status is Status.GATHERING else 3
     state = Federation(
-        Plan(3, 2, 3), status, round_now, frozenset("abc"), frozenset("abc"), frozenset("ab"), frozenset("b")
+        Plan(3, 2, 3),
+        status,
+        round_now,
+        frozenset("abc"),
+        frozenset("abc"),
+        frozenset("ab"),
+        frozenset("b"),
     )
     assert state.admission(node, round_) is admission
 

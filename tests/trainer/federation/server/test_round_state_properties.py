@@ -1,4 +1,6 @@
-"""The round's state machine under random events, beside a model of what docs/protocol.md promises."""
+"""The round's state machine under random events,
+beside a model of what docs/protocol.md promises.
+"""
 
 from collections.abc import Iterable
 
@@ -107,13 +109,17 @@ class Rounds(RuleBasedStateMachine):
 
     @rule()
     def coordinator_restarts(self) -> None:
-        """What it knew of who is there comes again, and then it stands where it stood, having done nothing twice."""
+        """What it knew of who is there comes again, and then it stands where it stood,
+        having done nothing twice.
+        """
         self.state, effects = self.restarted()
         assert [effect for effect in effects if not isinstance(effect, Pause | Resume)] == []
 
     @precondition(lambda self: self.state.status is Status.OPEN and self.state.missing)
     @rule(data=st.data())
-    def coordinator_dies_between_a_contribution_s_journalling_and_its_effect(self, data: st.DataObject) -> None:
+    def coordinator_dies_between_a_contribution_s_journalling_and_its_effect(
+        self, data: st.DataObject
+    ) -> None:
         node = data.draw(st.sampled_from(sorted(self.state.missing)))
         expected, effects = advance(self.state, Contributed(node))
         self.journal(node)
@@ -127,9 +133,13 @@ class Rounds(RuleBasedStateMachine):
         self.check(effects)
 
     def restarted(self) -> tuple[Federation, list[Effect]]:
-        """The state after a restart, when the clock and those who are there have been heard again."""
+        """The state after a restart, when the clock and those who are there have been heard
+        again.
+        """
         before, round_ = self.state, self.closed + 1 if self.opened else 0
-        state = restore(self.plan, round_, self.members, self.drawn, self.contributors)._replace(held=self.held)
+        state = restore(self.plan, round_, self.members, self.drawn, self.contributors)._replace(
+            held=self.held
+        )
         gone = [Left(node) for node in sorted(self.members - before.present)]
         here = [Joined(node) for node in sorted(before.present)]
         clock = [Expired(round_)] if before.expired else []
@@ -168,7 +178,9 @@ class Rounds(RuleBasedStateMachine):
                     assert round_ == self.closed + 1 == self.opened
                     assert contributors == self.contributors
                     assert len(contributors) >= self.plan.quorum
-                    if not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
+                    if not (
+                        self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)
+                    ):
                         assert not (self.drawn or self.present) & self.present - contributors
                     self.closed = round_
                 case Finish():
@@ -207,7 +219,9 @@ class Rounds(RuleBasedStateMachine):
 
     @invariant()
     def it_can_always_be_finished(self) -> None:
-        """If all nodes come, contribute and stay, without a deadline, and the operator lets them."""
+        """If all nodes come, contribute and stay, without a deadline,
+        and the operator lets them.
+        """
         state, _ = advance(self.state, Released())
         for node in [*sorted(self.members), *NAMES]:
             if node in state.members or len(state.members) < self.plan.nodes:

@@ -1,4 +1,7 @@
-"""Contributions to an open round. Robust rules: test_robust_rules.py; relayed tensors: fedtfi's tests."""
+"""Contributions to an open round.
+
+Robust rules: test_robust_rules.py; relayed tensors: fedtfi's tests.
+"""
 
 import random
 from pathlib import Path
@@ -65,18 +68,29 @@ def as_bytes(tensors: Arrays) -> dict[str, bytes]:
 
 def moved(after: Arrays, before: Arrays) -> float:
     return float(
-        np.sqrt(sum(np.square(after[name].astype(np.float64) - value).sum() for name, value in before.items()))
+        np.sqrt(
+            sum(
+                np.square(after[name].astype(np.float64) - value).sum()
+                for name, value in before.items()
+            )
+        )
     )
 
 
 BROADCAST = drafted("fedavg")[1]
-HONEST = {f"plant-{k}": (trained(BROADCAST, k, length), 8.0) for k, length in enumerate((0.9, 1.0, 1.1, 1.0))}
+HONEST = {
+    f"plant-{k}": (trained(BROADCAST, k, length), 8.0)
+    for k, length in enumerate((0.9, 1.0, 1.1, 1.0))
+}
 LIAR = trained(BROADCAST, 99, 500.0)
 EVERYONE = {**HONEST, "liar": (LIAR, 4096.0)}
 
 
 def test_where_nobody_goes_beyond_the_limits_the_clipped_mean_is_the_mean_to_the_last_bit() -> None:
-    """Updates of one length. Their norms are those of the medians exactly, since their values are."""
+    """Updates of one length.
+
+    Their norms are those of the medians exactly, since their values are.
+    """
     same = {name: value + np.float32(0.5) for name, value in BROADCAST.items()}
     other = {name: 2 * value - same[name] for name, value in BROADCAST.items()}
     nodes = {"a": (same, 8.0), "b": (other, 3.0), "c": (same, 8.0)}
@@ -86,13 +100,22 @@ def test_where_nobody_goes_beyond_the_limits_the_clipped_mean_is_the_mean_to_the
 def test_a_liar_owns_the_mean_and_not_the_clipped_mean() -> None:
     """One of five, with FedAvg's largest weight and a long update."""
     assert moved(averaged("mean", EVERYONE), LIAR) < 0.01 * moved(LIAR, BROADCAST)
-    assert moved(averaged("clipped_mean", EVERYONE), BROADCAST) < 1.1 * moved(averaged("mean", HONEST), BROADCAST)
+    assert moved(averaged("clipped_mean", EVERYONE), BROADCAST) < 1.1 * moved(
+        averaged("mean", HONEST), BROADCAST
+    )
 
 
 def test_a_limited_contribution_counts_as_though_its_node_had_sent_it_so() -> None:
-    """By hand: lengths 0.9, 1, 1, 1.1 and 500, so that the liar's update counts a 500th; weights 8 and 4,096."""
-    short = {name: start + (LIAR[name] - start) / np.float32(500) for name, start in BROADCAST.items()}
-    long = {name: start + (HONEST["plant-2"][0][name] - start) / np.float32(1.1) for name, start in BROADCAST.items()}
+    """By hand: lengths 0.9, 1, 1, 1.1 and 500, so that the liar's update counts a 500th;
+    weights 8 and 4,096.
+    """
+    short = {
+        name: start + (LIAR[name] - start) / np.float32(500) for name, start in BROADCAST.items()
+    }
+    long = {
+        name: start + (HONEST["plant-2"][0][name] - start) / np.float32(1.1)
+        for name, start in BROADCAST.items()
+    }
     by_hand = averaged("mean", {**HONEST, "plant-2": (long, 8.0), "liar": (short, 8.0)})
     for name, value in averaged("clipped_mean", EVERYONE).items():
         np.testing.assert_allclose(value, by_hand[name], rtol=1e-4, atol=1e-5)
@@ -107,16 +130,24 @@ def test_it_is_known_how_much_counts_of_what_was_limited() -> None:
     opened.aggregate(broadcast)
     assert opened.limited.keys() == {"plant-2", "liar"}
     assert opened.limited["plant-2"] == {"weight": 1.0, "update": pytest.approx(1 / 1.1, rel=1e-3)}
-    assert opened.limited["liar"] == {"weight": 8 / 4096, "update": pytest.approx(1 / 500, rel=1e-3)}
+    assert opened.limited["liar"] == {
+        "weight": 8 / 4096,
+        "update": pytest.approx(1 / 500, rel=1e-3),
+    }
 
 
-def test_the_clipped_mean_does_not_depend_on_the_order_of_arrival_nor_on_where_tensors_lie(tmp_path: Path) -> None:
+def test_the_clipped_mean_does_not_depend_on_the_order_of_arrival_nor_on_where_tensors_lie(
+    tmp_path: Path,
+) -> None:
     spec, broadcast = drafted_by("clipped_mean", "fedavg")
     opened = collect(spec, make(spec.method, spec.training, spec.options), 1)
     for node, (tensors, weight) in reversed(EVERYONE.items()):
         (tmp_path / node).write_bytes(encode_tensors(tensors))
         opened.add(node, OnDisk(tmp_path / node, spec.tensors), weight)
-    backwards = {node: (dict(reversed(tensors.items())), weight) for node, (tensors, weight) in EVERYONE.items()}
+    backwards = {
+        node: (dict(reversed(tensors.items())), weight)
+        for node, (tensors, weight) in EVERYONE.items()
+    }
     assert as_bytes(opened.aggregate(broadcast)) == as_bytes(averaged("clipped_mean", backwards))
 
 
@@ -124,10 +155,18 @@ def test_the_clipped_mean_does_not_depend_on_the_order_of_arrival_nor_on_where_t
 
 THREE = {"statistics": TensorSpec((3,), 0, "int64")}
 ANYTHING = Statistics(
-    lambda *_: THREE, lambda *_: {}, lambda *_: {}, lambda *_: None, lambda *_: None, lambda *_: {}, SINGLE
+    lambda *_: THREE,
+    lambda *_: {},
+    lambda *_: {},
+    lambda *_: None,
+    lambda *_: None,
+    lambda *_: {},
+    SINGLE,
 )
 SPEC = msgspec.structs.replace(drafted("fedavg")[0], statistics=THREE)
-VALUES = st.lists(st.lists(st.integers(-LARGEST, LARGEST), min_size=3, max_size=3), min_size=1, max_size=NODES)
+VALUES = st.lists(
+    st.lists(st.integers(-LARGEST, LARGEST), min_size=3, max_size=3), min_size=1, max_size=NODES
+)
 
 
 def totals(values: list[list[int]]) -> np.ndarray:
@@ -186,9 +225,12 @@ def test_the_result_is_the_unchanged_broadcast_and_the_totals(method: str, tmp_p
     result = opened.aggregate(broadcast, absent={"c"})
     assert opened.contributors == {"a", "b"}
     assert {name: result.pop(name).tolist() for name in spec.statistics} == {
-        COUNTS: [4, 4], FEATURES: (sums()[FEATURES] + sums(feature=-1)[FEATURES]).tolist()
-    }  # fmt: skip
-    assert {name: value.tobytes() for name, value in result.items()} == {n: v.tobytes() for n, v in broadcast.items()}
+        COUNTS: [4, 4],
+        FEATURES: (sums()[FEATURES] + sums(feature=-1)[FEATURES]).tolist(),
+    }
+    assert {name: value.tobytes() for name, value in result.items()} == {
+        n: v.tobytes() for n, v in broadcast.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -219,7 +261,9 @@ def test_the_statistics_of_all_nodes_weigh_one(method: str, weight: float) -> No
 def test_a_method_is_told_the_share_of_all_nodes_that_contributed() -> None:
     """SCAFFOLD goes by it. Here three nodes out of ten."""
     spec = drafted_by("mean", "fedavg")[0]
-    method = make(spec.method, spec.training, spec.options)._replace(finish=lambda _, __, share: {"s": np.array(share)})
+    method = make(spec.method, spec.training, spec.options)._replace(
+        finish=lambda _, __, share: {"s": np.array(share)}
+    )
     opened = collect(msgspec.structs.replace(spec, nodes=10), method, 1)
     for name, (tensors, weight) in [*HONEST.items()][:3]:
         opened.add(name, InMemory(tensors), weight)

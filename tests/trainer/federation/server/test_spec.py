@@ -1,4 +1,6 @@
-"""What a user asks for becomes a federation's spec and first broadcast, or an error that says what to do instead."""
+"""What a user asks for becomes a federation's spec and first broadcast,
+or an error that says what to do instead.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,9 @@ def small(**changes: Any) -> Request:
 
 
 def same(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) for name in one
+    )
 
 
 def refused(request: Request, **changes: Any) -> UsageError:
@@ -51,22 +55,33 @@ def refused(request: Request, **changes: Any) -> UsageError:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_what_training_changes_is_coded_where_nodes_send_a_model_and_no_other_codec_is_asked_for(method: str) -> None:
+def test_what_training_changes_is_coded_where_nodes_send_a_model_and_no_other_codec_is_asked_for(
+    method: str,
+) -> None:
     uncoded = method in ("scaffold", "fednova")
-    request = Request(method, model="fedtfi_small" if method == "fedtfi" else "small", weights="none")
+    request = Request(
+        method, model="fedtfi_small" if method == "fedtfi" else "small", weights="none"
+    )
     assert drafted(request._replace(codec="none"))[0].codec == "none"
     assert drafted(request._replace(codec=None))[0].codec == ("none" if uncoded else "int4")
     if not uncoded:
         assert drafted(request._replace(codec="int4"))[0].codec == "int4"
     else:
-        assert f"int4 does not combine with {method}" in refused(request._replace(codec="int4")).what
+        assert (
+            f"int4 does not combine with {method}" in refused(request._replace(codec="int4")).what
+        )
 
 
 def test_all_that_was_asked_for_is_in_the_spec() -> None:
     request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2)
     spec, _ = drafted(request, participation=Participation(quorum=2))
     assert (spec.federation, spec.classes, spec.nodes, spec.quorum) == ("steel", CLASSES, 3, 2)
-    assert (spec.method, spec.model, spec.preprocessing.size, spec.rounds) == ("fedavg", "small", 48, 7)
+    assert (spec.method, spec.model, spec.preprocessing.size, spec.rounds) == (
+        "fedavg",
+        "small",
+        48,
+        7,
+    )
     assert (spec.seed, spec.threads) == (3, 2)
 
 
@@ -83,22 +98,42 @@ def test_the_small_model_starts_from_drawn_weights_at_64_pixels_and_others_at_12
 
 def test_options_are_complete_so_that_a_nodes_own_defaults_never_matter() -> None:
     spec, _ = drafted(small(method="afedcl", options={"lambda": "0.5", "start": "carry"}))
-    assert (spec.options["lambda"], spec.options["start"], spec.options["floor"]) == (0.5, "carry", 1e-3)
+    assert (spec.options["lambda"], spec.options["start"], spec.options["floor"]) == (
+        0.5,
+        "carry",
+        1e-3,
+    )
 
 
 def test_training_suits_the_weights_and_what_was_given_wins(tmp_path: Path) -> None:
     assert drafted(small())[0].training == suited_training("none") == Training()
     weights = tmp_path / "pretrained.safetensors"
-    save_file({name.removeprefix("encoder."): a for name, a in initial_encoder("small", "none", 0).items()}, weights)
-    spec, _ = drafted(small(weights=str(weights), training={"learning_rate": "0.01", "augment": "false"}))
-    assert (spec.training.learning_rate, spec.training.augment, spec.training.batch_norm) == (0.01, False, "eval")
+    save_file(
+        {
+            name.removeprefix("encoder."): a
+            for name, a in initial_encoder("small", "none", 0).items()
+        },
+        weights,
+    )
+    spec, _ = drafted(
+        small(weights=str(weights), training={"learning_rate": "0.01", "augment": "false"})
+    )
+    assert (spec.training.learning_rate, spec.training.augment, spec.training.batch_norm) == (
+        0.01,
+        False,
+        "eval",
+    )
     assert suited_training("imagenet") == suited_training(str(weights)) != Training()
 
 
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
-def test_the_spec_tells_every_tensor_of_the_first_broadcast_and_which_a_node_sends(method: str) -> None:
+def test_the_spec_tells_every_tensor_of_the_first_broadcast_and_which_a_node_sends(
+    method: str,
+) -> None:
     spec, broadcast = drafted(small(method=method))
-    assert {name: tensor.shape for name, tensor in spec.tensors.items()} == {n: a.shape for n, a in broadcast.items()}
+    assert {name: tensor.shape for name, tensor in spec.tensors.items()} == {
+        n: a.shape for n, a in broadcast.items()
+    }
     assert all(array.dtype == np.float32 for array in broadcast.values())
     assert all(select(spec.tensors, (prefix,)) for prefix in spec.sends)
 
@@ -110,10 +145,14 @@ def test_a_node_reads_the_spec_as_it_was_drafted(method: str) -> None:
 
 
 def test_a_seed_determines_the_first_broadcast_but_every_run_has_its_own_name() -> None:
-    (one, first), (other, second), (_, third) = (drafted(small(method="fedavg", seed=seed)) for seed in (1, 1, 2))
+    (one, first), (other, second), (_, third) = (
+        drafted(small(method="fedavg", seed=seed)) for seed in (1, 1, 2)
+    )
     assert same(first, second)
     assert not np.array_equal(first["classifier.weight"], third["classifier.weight"])
-    assert not np.array_equal(first["encoder.features.0.weight"], third["encoder.features.0.weight"])
+    assert not np.array_equal(
+        first["encoder.features.0.weight"], third["encoder.features.0.weight"]
+    )
     assert one.run != other.run
 
 
@@ -125,12 +164,15 @@ def class_sums(monkeypatch: pytest.MonkeyPatch) -> str:
     return register(monkeypatch)
 
 
-def test_statistics_are_in_the_spec_and_take_a_round_after_those_of_training(class_sums: str) -> None:
+def test_statistics_are_in_the_spec_and_take_a_round_after_those_of_training(
+    class_sums: str,
+) -> None:
     spec, broadcast = drafted(small(method=class_sums, options={"trained": "true"}, rounds=7))
     assert spec.rounds == 8
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in spec.statistics.items()} == {
-        "statistics.counts": ((3,), "int64"), "statistics.features": ((3, 64), "int64")
-    }  # fmt: skip
+        "statistics.counts": ((3,), "int64"),
+        "statistics.features": ((3, 64), "int64"),
+    }
     assert not spec.statistics.keys() & broadcast.keys()
     assert decode(encode(spec), Spec) == spec
 
@@ -147,13 +189,19 @@ def test_a_federation_trains_for_thirty_rounds_unless_told_otherwise() -> None:
     assert drafted(small(method="fedavg"))[0].rounds == 30
 
 
-@pytest.mark.parametrize(("method", "model"), [("fedavg", "mobilenet_v2"), ("fedtfi", "fedtfi_small")])
-def test_a_method_that_takes_no_other_networks_than_its_own_comes_with_one(method: str, model: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "model"), [("fedavg", "mobilenet_v2"), ("fedtfi", "fedtfi_small")]
+)
+def test_a_method_that_takes_no_other_networks_than_its_own_comes_with_one(
+    method: str, model: str
+) -> None:
     assert suited_model(method, {}) == model
     assert drafted(Request(method=method, model=model, weights="none"))[0].model == model
 
 
-def test_settings_of_training_alone_may_be_given_where_nothing_else_is_trained(class_sums: str) -> None:
+def test_settings_of_training_alone_may_be_given_where_nothing_else_is_trained(
+    class_sums: str,
+) -> None:
     check_training(small(method=class_sums, training={"learning_rate": "0.1"}))
 
 
@@ -187,8 +235,12 @@ def test_a_wrong_name_or_value_is_answered_with_the_right_one(request_: Request,
 
 @pytest.mark.parametrize("setting", ["learning_rate", "moments", "optimizer"])
 @pytest.mark.parametrize("method", ["fednova", "scaffold"])
-def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(method: str, setting: str) -> None:
-    with pytest.raises(UsageError, match=f"{method} trains with SGD of its own: {setting} has nothing") as caught:
+def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(
+    method: str, setting: str
+) -> None:
+    with pytest.raises(
+        UsageError, match=f"{method} trains with SGD of its own: {setting} has nothing"
+    ) as caught:
         check_training(small(method=method, training={setting: "0.1"}))
     assert "--option rate=NUMBER" in caught.value.remedy
 
@@ -200,7 +252,9 @@ def test_settings_of_adams_act_where_a_phase_uses_it(method: str) -> None:
 
 
 def test_sgd_has_a_larger_step_by_default_and_no_moments() -> None:
-    assert drafted(small(training={"optimizer": "sgd"}))[0].training == Training(learning_rate=0.01, optimizer="sgd")
+    assert drafted(small(training={"optimizer": "sgd"}))[0].training == Training(
+        learning_rate=0.01, optimizer="sgd"
+    )
     with pytest.raises(UsageError, match="moments has nothing to act on"):
         check_training(small(training={"optimizer": "sgd", "moments": "keep"}))
 
@@ -232,7 +286,9 @@ def test_fewer_than_two_or_repeated_classes_are_refused(classes: tuple[str, ...]
         (Participation(sample=4), "sample of 4 cannot be had from 3"),
     ],
 )
-def test_participation_that_the_nodes_cannot_reach_is_refused(participation: Participation, said: str) -> None:
+def test_participation_that_the_nodes_cannot_reach_is_refused(
+    participation: Participation, said: str
+) -> None:
     assert said in refused(small(), participation=participation).what
 
 
@@ -277,14 +333,27 @@ def test_an_alias_that_is_a_class_stands_for_none_or_can_be_no_folder_is_refused
 
 
 def masked(**changes: Any) -> Request:
-    return Request(**{"method": "fedavg", "model": "small", "codec": None, "secure_aggregation": True, **changes})
+    return Request(
+        **{
+            "method": "fedavg",
+            "model": "small",
+            "codec": None,
+            "secure_aggregation": True,
+            **changes,
+        }
+    )
 
 
-@pytest.mark.parametrize(("nodes", "threshold"), [(3, 2), (4, 3), (5, 4), (6, 4), (10, 7), (100, 67), (200, 134)])
+@pytest.mark.parametrize(
+    ("nodes", "threshold"), [(3, 2), (4, 3), (5, 4), (6, 4), (10, 7), (100, 67), (200, 134)]
+)
 def test_two_thirds_of_the_nodes_unmask_a_sum(nodes: int, threshold: int) -> None:
     spec, _ = drafted(masked(), nodes=nodes)
     assert (spec.mask_threshold, spec.quorum) == (threshold, nodes)
-    assert drafted(masked(), nodes=nodes, participation=Participation(quorum=threshold))[0].quorum == threshold
+    assert (
+        drafted(masked(), nodes=nodes, participation=Participation(quorum=threshold))[0].quorum
+        == threshold
+    )
     assert (spec.aggregation.rule, spec.codec) == ("mean", "none")
     assert drafted(small(method="fedavg"), nodes=nodes)[0].mask_threshold == 0
 
@@ -297,7 +366,9 @@ def test_many_nodes_share_their_secrets_with_some_others_alone(nodes: int, neigh
 
 def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
     (spec, _), (open_, _) = drafted(masked(), nodes=10), drafted(small(method="fedavg"), nodes=10)
-    below = {name: open_.tensors[name].scale - tensor.scale for name, tensor in spec.tensors.items()}
+    below = {
+        name: open_.tensors[name].scale - tensor.scale for name, tensor in spec.tensors.items()
+    }
     assert set(below.values()) == {62 - 12 - 31}
     assert spec.tensors["classifier.bias"].scale == 31 - 4 + 2
 
@@ -307,29 +378,55 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
     [
         (masked(), {"nodes": 2}, "takes 3 to 1000 nodes, not 2"),
         (masked(), {"nodes": 1001}, "takes 3 to 1000 nodes, not 1001"),
-        (masked(), {"nodes": 9, "participation": Participation(quorum=5)}, "needs a quorum of 6 or more, not 5"),
-        (masked(aggregate="clipped_mean"), {}, "--aggregate clipped_mean: of masked contributions nothing"),
-        (masked(aggregate="multi_krum"), {"nodes": 5}, "--aggregate multi_krum: of masked contributions nothing"),
+        (
+            masked(),
+            {"nodes": 9, "participation": Participation(quorum=5)},
+            "needs a quorum of 6 or more, not 5",
+        ),
+        (
+            masked(aggregate="clipped_mean"),
+            {},
+            "--aggregate clipped_mean: of masked contributions nothing",
+        ),
+        (
+            masked(aggregate="multi_krum"),
+            {"nodes": 5},
+            "--aggregate multi_krum: of masked contributions nothing",
+        ),
         (masked(codec="int4"), {}, "--codec int4: behind masks all numbers are as random ones"),
-        (masked(), {"participation": Participation(sample=2)}, "--sample: two sums that differ by few nodes"),
+        (
+            masked(),
+            {"participation": Participation(sample=2)},
+            "--sample: two sums that differ by few nodes",
+        ),
         (
             masked(training={"batch_norm": "eval"}, privacy={"epsilon": "3"}),
             {},
             "--privacy: with masked statistics a plant tells which classes",
         ),
-        (masked(method="fedtfi", model="fedtfi_small", weights="none"), {}, "what its nodes pass on to one another"),
-        (masked(method="scaffold"), {}, "scaffold: its nodes send no model that differs little from the broadcast"),
+        (
+            masked(method="fedtfi", model="fedtfi_small", weights="none"),
+            {},
+            "what its nodes pass on to one another",
+        ),
+        (
+            masked(method="scaffold"),
+            {},
+            "scaffold: its nodes send no model that differs little from the broadcast",
+        ),
         (masked(method="local"), {}, "local: its nodes send no model"),
         (masked(method="afedcl"), {}, "afedcl: a node measures L_D on what nobody else has"),
     ],
-)  # fmt: skip
+)
 def test_what_needs_more_than_a_sum_does_not_combine_with_secure_aggregation(
     request_: Request, changes: dict[str, Any], why: str
 ) -> None:
     assert why in refused(request_, **changes).what
 
 
-@pytest.mark.parametrize("changes", [{"method": "gaussian"}, {"method": "afedcl_plus"}, {"head": "statistics"}])
+@pytest.mark.parametrize(
+    "changes", [{"method": "gaussian"}, {"method": "afedcl_plus"}, {"head": "statistics"}]
+)
 def test_statistics_are_summed_behind_masks(changes: dict[str, Any]) -> None:
     spec, _ = drafted(masked(**changes))
     assert spec.mask_threshold == 2
@@ -337,5 +434,7 @@ def test_statistics_are_summed_behind_masks(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("weights", ["images", "equal"])
-def test_afedcl_combines_with_it_where_it_does_not_weigh_by_what_a_node_has_measured(weights: str) -> None:
+def test_afedcl_combines_with_it_where_it_does_not_weigh_by_what_a_node_has_measured(
+    weights: str,
+) -> None:
     assert drafted(masked(method="afedcl", options={"weights": weights}))[0].mask_threshold == 2

@@ -37,7 +37,9 @@ def after(*events: Event, plan: Plan = Plan(3, 2, 5)) -> Federation:  # noqa: B0
     return state
 
 
-def tracked(*events: progress.AnyEvent, nodes: str = "abc", clock: Clock | None = None) -> StatusTracker:
+def tracked(
+    *events: progress.AnyEvent, nodes: str = "abc", clock: Clock | None = None
+) -> StatusTracker:
     tracker = StatusTracker(SPEC, clock or Clock())
     for event in (*(progress.NodeJoined(node=node) for node in nodes), *events):
         tracker.record(event)
@@ -63,7 +65,9 @@ THREE = (Joined("a"), Joined("b"), Joined("c"))
 def test_until_the_first_round_is_open_there_is_neither_a_broadcast_nor_a_delta_to_fetch() -> None:
     spec = make_spec()
     broadcast, delta = make_broadcast(spec, 1), make_delta(spec, 1)
-    gathering, opened = (round_message(spec, state, broadcast, delta) for state in (after(), after(*THREE)))
+    gathering, opened = (
+        round_message(spec, state, broadcast, delta) for state in (after(), after(*THREE))
+    )
     assert (gathering.status, gathering.broadcast, gathering.delta) == ("gathering", None, None)
     assert (opened.status, opened.broadcast, opened.delta) == ("open", broadcast, delta)
 
@@ -73,20 +77,36 @@ def test_where_there_is_a_charter_it_says_when_the_members_certificates_end() ->
     ends = {name: end + timedelta(days=days) for days, name in enumerate("abz")}
     members = {name: Member("0" * 64, when) for name, when in ends.items()}
     member_list = MemberList(
-        federation="steel", version=1, issued=end, expires=end, coordinator=Member("1" * 64, end), nodes=members
+        federation="steel",
+        version=1,
+        issued=end,
+        expires=end,
+        coordinator=Member("1" * 64, end),
+        nodes=members,
     )
     tracker = StatusTracker(SPEC, member_list=member_list)
     for name in "abc":
         tracker.record(progress.NodeJoined(node=name))
     told = seen(tracker, after(*THREE))
-    assert {name: node.expires for name, node in told.items()} == {"a": ends["a"], "b": ends["b"], "c": None}
+    assert {name: node.expires for name, node in told.items()} == {
+        "a": ends["a"],
+        "b": ends["b"],
+        "c": None,
+    }
 
 
 def test_it_says_where_the_round_is_and_when_that_was() -> None:
     before = datetime.now(UTC)
     overview = told(tracked(), after(*THREE, Contributed("b")))
     assert before <= overview.time <= datetime.now(UTC)
-    facts = (overview.run, overview.round, overview.rounds, overview.status, overview.contributions, overview.quorum)
+    facts = (
+        overview.run,
+        overview.round,
+        overview.rounds,
+        overview.status,
+        overview.contributions,
+        overview.quorum,
+    )
     assert facts == (SPEC.run, 1, 5, "open", 1, 2)
     assert (overview.left, overview.paused) == (None, False)
     assert told(tracked(), after()).status == "gathering"
@@ -106,7 +126,11 @@ def test_the_deadline_counts_from_when_the_round_was_opened() -> None:
 
 def test_those_whom_the_round_waits_for_are_marked_and_come_first() -> None:
     overview = told(tracked(), after(*THREE, Contributed("a")))
-    assert [(node.node, node.awaited) for node in overview.nodes] == [("b", True), ("c", True), ("a", False)]
+    assert [(node.node, node.awaited) for node in overview.nodes] == [
+        ("b", True),
+        ("c", True),
+        ("a", False),
+    ]
 
 
 def test_the_absent_are_waited_for_while_the_round_is_paused() -> None:
@@ -129,7 +153,11 @@ def test_nobody_waits_for_nodes_that_were_not_drawn() -> None:
 def test_a_node_is_late_once_the_deadline_is_over_unless_its_bytes_are_under_way() -> None:
     sending = progress.Activity(node="c", round=1, what="sending", done=40, total=100)
     nodes = seen(tracked(sending), after(*THREE, Contributed("a"), Expired(1)))
-    assert {name: node.doing for name, node in nodes.items()} == {"a": "waiting", "b": "late", "c": "sending"}
+    assert {name: node.doing for name, node in nodes.items()} == {
+        "a": "waiting",
+        "b": "late",
+        "c": "sending",
+    }
     assert (nodes["c"].done, nodes["c"].total) == (40, 100)
 
 
@@ -139,7 +167,10 @@ def test_a_contribution_that_came_too_late_is_an_error_of_its_node() -> None:
 
 
 def test_a_contribution_is_remembered_with_its_round_its_weight_and_all_bytes_so_far() -> None:
-    made = [progress.Contribution(node="a", round=number, weight=number / 4, bytes=10) for number in (1, 2)]
+    made = [
+        progress.Contribution(node="a", round=number, weight=number / 4, bytes=10)
+        for number in (1, 2)
+    ]
     node = seen(tracked(*made), after(*THREE))["a"]
     assert (node.round, node.weight, node.bytes) == (2, 0.5, 20)
 
@@ -149,30 +180,42 @@ def test_a_contribution_clears_an_error_but_not_that_its_node_has_gone_since() -
     arrived = progress.Contribution(node="a", round=1, weight=0.5, bytes=10)
     gone = seen(tracked(lost, arrived), after(*THREE))["a"]
     assert (gone.error, gone.weight) == ("round 1: its connection ended", 0.5)
-    assert seen(tracked(lost, progress.NodeJoined(node="a"), arrived), after(*THREE))["a"].error == ""
+    assert (
+        seen(tracked(lost, progress.NodeJoined(node="a"), arrived), after(*THREE))["a"].error == ""
+    )
 
 
 def test_after_a_restart_the_members_are_there_with_what_the_journal_knows() -> None:
     state = restore(Plan(3, 2, 5), 4, "abc", (), "b")
     nodes = seen(tracked(nodes=""), state)
     assert {name: (node.round, node.awaited) for name, node in nodes.items()} == {
-        "a": (0, True), "b": (4, False), "c": (0, True)
-    }  # fmt: skip
+        "a": (0, True),
+        "b": (4, False),
+        "c": (0, True),
+    }
 
 
-def test_the_seconds_since_a_node_was_heard_begin_anew_with_each_message_and_with_each_byte() -> None:
+def test_the_seconds_since_a_node_was_heard_begin_anew_with_each_message_and_byte() -> None:
     clock = Clock()
     tracker = tracked(clock=clock)
     state = after(*THREE)
-    for seconds, event in ((5, None), (7, progress.Activity(node="b", round=1, what="sending", done=1, total=9))):
+    for seconds, event in (
+        (5, None),
+        (7, progress.Activity(node="b", round=1, what="sending", done=1, total=9)),
+    ):
         clock.now = seconds
         if event:
             tracker.record(event)
         else:
             tracker.record_message("a")
-    tracker.record(progress.Activity(node="c", round=1, what="training"))  # says the coordinator of itself
+    # says the coordinator of itself
+    tracker.record(progress.Activity(node="c", round=1, what="training"))
     clock.now = 10
-    assert {name: node.heard for name, node in seen(tracker, state).items()} == {"a": 5, "b": 3, "c": 10}
+    assert {name: node.heard for name, node in seen(tracker, state).items()} == {
+        "a": 5,
+        "b": 3,
+        "c": 10,
+    }
 
 
 def test_a_refused_node_stays_with_the_reason_until_it_is_back() -> None:
@@ -220,7 +263,10 @@ def full(nodes: int, error: str) -> Overview:
     names = [f"{number:04}".ljust(64, "x") for number in range(nodes)]
     state = after(*map(Joined, names), *map(Contributed, names[:-3]), plan=Plan(nodes, nodes, 5))
     tracker = tracked(
-        *(progress.Contribution(node=name, round=1, weight=0.6931471805599453, bytes=9_123_456) for name in names),
+        *(
+            progress.Contribution(node=name, round=1, weight=0.6931471805599453, bytes=9_123_456)
+            for name in names
+        ),
         *(progress.NodeRefused(node=name, round=1, reason=error) for name in names if error),
         *(progress.NodeJoined(node=name) for name in names),
         nodes="",
@@ -237,11 +283,13 @@ def test_two_hundred_nodes_fit_into_a_message() -> None:
 
 
 @pytest.mark.parametrize("error", ["", "\x00" * 5000, "ä" * 5000])
-def test_of_more_nodes_than_fit_those_that_hold_up_the_round_are_listed_and_the_others_counted(error: str) -> None:
+def test_of_more_nodes_than_fit_those_that_hold_up_the_round_are_listed_and_the_others_counted(
+    error: str,
+) -> None:
     overview = full(1500, error)
     assert 0.9 * MAX_MESSAGE < len(encode(overview)) <= MAX_MESSAGE
-    assert [node.node[:4] for node in itertools.takewhile(lambda node: node.awaited, overview.nodes)] == [
-        "1497", "1498", "1499"
-    ]  # fmt: skip
+    assert [
+        node.node[:4] for node in itertools.takewhile(lambda node: node.awaited, overview.nodes)
+    ] == ["1497", "1498", "1499"]
     assert len(overview.nodes) + overview.more == 1500
     assert overview.more > 0

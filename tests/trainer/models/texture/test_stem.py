@@ -1,4 +1,6 @@
-"""The frozen stem of texture networks: where its values come from, that they stay, and that its maps are kept."""
+"""The frozen stem of texture networks: where its values come from, that they stay,
+and that its maps are kept.
+"""
 
 from pathlib import Path
 
@@ -29,13 +31,17 @@ def images(seed: int, count: int) -> LabelledImages:
     random = np.random.default_rng(seed)
     digests = tuple(random.bytes(32).hex() for _ in range(count))
     pixels = random.integers(0, 256, (count, 64, 64, 3)).astype(np.uint8)
-    return LabelledImages(pixels, np.arange(count) % len(CLASSES), digests, tuple(map(Path, digests)))
+    return LabelledImages(
+        pixels, np.arange(count) % len(CLASSES), digests, tuple(map(Path, digests))
+    )
 
 
 SHARES = {f"plant-{k}": Images(images(k, 4), images(k + 10, 2)) for k in (1, 2)}
 
 
-def drafted(method: str = "fedavg", model: str = MODEL, seed: int = 0, **training: object) -> tuple[Spec, Arrays]:
+def drafted(
+    method: str = "fedavg", model: str = MODEL, seed: int = 0, **training: object
+) -> tuple[Spec, Arrays]:
     request = Request(
         method=method,
         model=model,
@@ -55,12 +61,26 @@ def run(*drawn: str, **training: object) -> SimulationResult:
 
 
 def normalised_file(path: Path, seed: int) -> Arrays:
-    """A file like that of the normalised VGG19: a layer of colours, then convolutions, and one more than is needed."""
+    """A file like that of the normalised VGG19: a layer of colours, then convolutions,
+    and one more than is needed.
+    """
     random = np.random.default_rng(seed)
-    shapes = {"0": (3, 3, 1, 1), "2": (64, 3, 3, 3), "5": (64, 64, 3, 3), "9": (128, 64, 3, 3), "12": (128, 128, 3, 3)}
+    shapes = {
+        "0": (3, 3, 1, 1),
+        "2": (64, 3, 3, 3),
+        "5": (64, 64, 3, 3),
+        "9": (128, 64, 3, 3),
+        "12": (128, 128, 3, 3),
+    }
     shapes["16"] = (256, 128, 3, 3)
-    arrays = {f"{name}.weight": random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
-    arrays |= {f"{name}.bias": random.normal(0, 0.1, shape[0]).astype(np.float32) for name, shape in shapes.items()}
+    arrays = {
+        f"{name}.weight": random.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    arrays |= {
+        f"{name}.bias": random.normal(0, 0.1, shape[0]).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     save_file(arrays, path)
     return arrays
 
@@ -71,12 +91,16 @@ def vgg(arrays: Arrays, images: Tensor, colours: str | None, *names: str) -> Ten
     if colours is not None:
         images = functional.conv2d(images, values[f"{colours}.weight"], values[f"{colours}.bias"])
     for number, name in enumerate(names):
-        images = functional.conv2d(images, values[f"{name}.weight"], values[f"{name}.bias"], padding=1).relu()
+        images = functional.conv2d(
+            images, values[f"{name}.weight"], values[f"{name}.bias"], padding=1
+        ).relu()
         images = functional.max_pool2d(images, 2) if number % 2 else images
     return images
 
 
-def test_a_file_of_the_normalised_vgg19_becomes_the_stem_of_normalised_images(tmp_path: Path) -> None:
+def test_a_file_of_the_normalised_vgg19_becomes_the_stem_of_normalised_images(
+    tmp_path: Path,
+) -> None:
     """The file's layer of colours takes images in 0..1; ours takes what `network_input` gives."""
     arrays = normalised_file(tmp_path / "vgg.safetensors", 1)
     tensors = to_tensors(initial_encoder(MODEL, str(tmp_path / "vgg.safetensors"), 0))
@@ -84,27 +108,40 @@ def test_a_file_of_the_normalised_vgg19_becomes_the_stem_of_normalised_images(tm
     data = TrainingSet.of(images(3, 2), spec.preprocessing)
     seen = Network(MODEL, 3).apply_stem(tensors, data.network_input(slice(None)))
     expected = vgg(arrays, data.images.float() / 255, "0", "2", "5", "9", "12")
-    # Zeros beyond the border stand for the mean colour in both; the tolerance is the rounding of folded means.
+    # Zeros beyond the border stand for the mean colour in both; the tolerance is the rounding of
+    # folded means.
     torch.testing.assert_close(seen, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_file_of_torchvisions_vgg19_becomes_the_stem(tmp_path: Path) -> None:
-    renamed = {"2": "features.0", "5": "features.2", "9": "features.5", "12": "features.7", "16": "features.10"}
+    renamed = {
+        "2": "features.0",
+        "5": "features.2",
+        "9": "features.5",
+        "12": "features.7",
+        "16": "features.10",
+    }
     arrays = {
         f"{renamed[name.partition('.')[0]]}.{name.partition('.')[2]}": array
         for name, array in normalised_file(tmp_path / "normalised.safetensors", 2).items()
         if not name.startswith("0.")
     }
-    save_file({**arrays, "classifier.6.bias": np.zeros(9, np.float32)}, tmp_path / "vgg19.safetensors")
+    save_file(
+        {**arrays, "classifier.6.bias": np.zeros(9, np.float32)}, tmp_path / "vgg19.safetensors"
+    )
     tensors = to_tensors(initial_encoder(MODEL, str(tmp_path / "vgg19.safetensors"), 0))
     pixels = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     expected = vgg(arrays, pixels, None, "features.0", "features.2", "features.5", "features.7")
-    torch.testing.assert_close(Network(MODEL, 3).apply_stem(tensors, pixels), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        Network(MODEL, 3).apply_stem(tensors, pixels), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_behind_a_stem_from_a_file_all_is_drawn_from_the_seed(tmp_path: Path) -> None:
     normalised_file(tmp_path / "vgg.safetensors", 1)
-    one, again, other = (initial_encoder(MODEL, str(tmp_path / "vgg.safetensors"), seed) for seed in (5, 5, 6))
+    one, again, other = (
+        initial_encoder(MODEL, str(tmp_path / "vgg.safetensors"), seed) for seed in (5, 5, 6)
+    )
     assert equal(one, again)
     for name in one:
         drawn_anew = one[name].tobytes() != other[name].tobytes()
@@ -113,13 +150,21 @@ def test_behind_a_stem_from_a_file_all_is_drawn_from_the_seed(tmp_path: Path) ->
 
 def test_a_whole_encoder_from_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
     drawn = initial_encoder(MODEL, "none", 3)
-    save_file({name.removeprefix("encoder."): array for name, array in drawn.items()}, tmp_path / "own.safetensors")
+    save_file(
+        {name.removeprefix("encoder."): array for name, array in drawn.items()},
+        tmp_path / "own.safetensors",
+    )
     assert equal(initial_encoder(MODEL, str(tmp_path / "own.safetensors"), 0), drawn)
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("12.weight", (128, 64, 3, 3)), ("0.weight", (5, 2, 3, 3)), ("0.bias", None), ("2.weight", None)],
+    [
+        ("12.weight", (128, 64, 3, 3)),
+        ("0.weight", (5, 2, 3, 3)),
+        ("0.bias", None),
+        ("2.weight", None),
+    ],
 )
 def test_a_file_with_another_vgg_or_with_a_part_of_one_is_refused(
     name: str, shape: tuple[int, ...] | None, tmp_path: Path
@@ -139,12 +184,21 @@ def test_a_file_with_another_vgg_or_with_a_part_of_one_is_refused(
 def test_a_federation_takes_the_one_size_that_its_network_takes() -> None:
     assert drafted()[0].preprocessing.size == 64
     with pytest.raises(UsageError, match="maps_small takes images of 64 pixels, not 96") as refused:
-        draft(Request(model=MODEL, size=96, weights="none"), federation="test", classes=CLASSES, nodes=2)
+        draft(
+            Request(model=MODEL, size=96, weights="none"),
+            federation="test",
+            classes=CLASSES,
+            nodes=2,
+        )
     assert "take 64" in refused.value.remedy
 
 
-@pytest.mark.parametrize("method", ["fedavg", "afedcl", "fenda", "ditto", "scaffold", "fednova", "fedbn", "fedala"])
-def test_a_stem_is_broadcast_never_sent_never_moved_and_once_in_a_personal_model(method: str) -> None:
+@pytest.mark.parametrize(
+    "method", ["fedavg", "afedcl", "fenda", "ditto", "scaffold", "fednova", "fedbn", "fedala"]
+)
+def test_a_stem_is_broadcast_never_sent_never_moved_and_once_in_a_personal_model(
+    method: str,
+) -> None:
     spec, first = drafted(method)
     stem = {name: array for name, array in first.items() if is_frozen(name)}
     assert len(stem) == 10
@@ -160,7 +214,9 @@ def test_a_stem_is_broadcast_never_sent_never_moved_and_once_in_a_personal_model
 
 
 @pytest.mark.parametrize("method", ["fedavg", "afedcl"])
-def test_kept_maps_give_the_bytes_that_maps_made_anew_give(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_maps_give_the_bytes_that_maps_made_anew_give(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = run(method)
     monkeypatch.setattr(TrainingSet, "with_stem_output", lambda self, network, tensors: self)
     anew = run(method)
@@ -189,9 +245,16 @@ def test_maps_do_not_depend_on_the_images_beside_them() -> None:
 
 
 def test_a_seed_determines_a_texture_network() -> None:
-    one, again, other = run("fedavg", "fedtfi_small"), run("fedavg", "fedtfi_small"), run("fedavg", MODEL, seed=1)
+    one, again, other = (
+        run("fedavg", "fedtfi_small"),
+        run("fedavg", "fedtfi_small"),
+        run("fedavg", MODEL, seed=1),
+    )
     assert equal(one.broadcast, again.broadcast)
-    assert one.broadcast["classifier.weight"].tobytes() != other.broadcast["classifier.weight"].tobytes()
+    assert (
+        one.broadcast["classifier.weight"].tobytes()
+        != other.broadcast["classifier.weight"].tobytes()
+    )
 
 
 def test_stacked_nodes_learn_what_they_learn_one_by_one() -> None:

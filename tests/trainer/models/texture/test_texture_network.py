@@ -1,4 +1,6 @@
-"""FedTFI's network and its parts: what the paper says of them, worked out by hand or by torch's own layers."""
+"""FedTFI's network and its parts: what the paper says of them,
+worked out by hand or by torch's own layers.
+"""
 
 import math
 
@@ -27,13 +29,17 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def test_the_papers_network_has_the_shapes_of_table_1() -> None:
-    """But for MusTEN's rows: the table prints 112, and codebooks of 8, 16, 32 and 64 words have 120."""
+    """But for MusTEN's rows: the table prints 112, and codebooks of 8, 16,
+    32 and 64 words have 120.
+    """
     with torch.device("meta"):
         network, image = backbones.build("fedtfi"), torch.empty(1, 3, 224, 224)
     gave: dict[str, tuple[int, ...]] = {}
     for name, module in network.named_modules():
         module.register_forward_hook(
-            lambda module, seen, out, name=name: gave.update({name: tuple(out.shape)}) if torch.is_tensor(out) else None
+            lambda module, seen, out, name=name: (
+                gave.update({name: tuple(out.shape)}) if torch.is_tensor(out) else None
+            )
         )
     features = network(image)
     assert gave["project"] == (1, 64, 56, 56)
@@ -61,7 +67,9 @@ def test_presets_have_the_features_and_the_size_that_they_state(model: str) -> N
 def test_training_runs_the_modules_and_leaves_a_stem_without_gradients(model: str) -> None:
     torch.manual_seed(3)
     built = backbones.build(model).double()
-    state = {name: value.clone() for name, value in add_prefix("encoder", built.state_dict()).items()}
+    state = {
+        name: value.clone() for name, value in add_prefix("encoder", built.state_dict()).items()
+    }
     tensors = {name: value.requires_grad_(is_trainable(name)) for name, value in state.items()}
     images, network = normal(2, 3, 64, 64, seed=4), Network(model, 3)
     theirs, mine = built(images), network.encode(tensors, network.apply_stem(tensors, images))
@@ -74,7 +82,9 @@ def test_training_runs_the_modules_and_leaves_a_stem_without_gradients(model: st
         torch.testing.assert_close(tensors[f"encoder.{name}"].grad, expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("model", ["fedtfi_small", "tel_deepten_small", "tel_dep_small", "tel_class_small"])
+@pytest.mark.parametrize(
+    "model", ["fedtfi_small", "tel_deepten_small", "tel_dep_small", "tel_class_small"]
+)
 def test_parts_one_after_another_are_the_network(model: str) -> None:
     torch.manual_seed(6)
     network = Network(model, 3)
@@ -102,22 +112,41 @@ def test_patches_are_taken_row_by_row_with_all_their_channels() -> None:
 
 
 @seeds
-def test_a_texture_embedding_is_torchs_pre_norm_transformer_behind_token_and_positions(seed: int) -> None:
+def test_a_texture_embedding_is_torchs_pre_norm_transformer_behind_token_and_positions(
+    seed: int,
+) -> None:
     torch.manual_seed(seed)
     width, depth, heads, ratio = 16, 2, 4, 3
-    tel = TextureEmbedding(channels=3, count=6, width=width, depth=depth, heads=heads, ratio=ratio).double()
+    tel = TextureEmbedding(
+        channels=3, count=6, width=width, depth=depth, heads=heads, ratio=ratio
+    ).double()
     for value in tel.parameters():  # norms and biases too: none is 0 or 1
         nn.init.normal_(value, 0.3, 0.3)
     layers = []
     for block in tel.blocks:
         layer = nn.TransformerEncoderLayer(
-            width, heads, ratio * width, dropout=0, activation="gelu", batch_first=True, norm_first=True
+            width,
+            heads,
+            ratio * width,
+            dropout=0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         ).double()
         ours = block.state_dict()
         theirs = {"self_attn.in_proj_": "attention.qkv.", "self_attn.out_proj.": "attention.out."}
-        theirs |= {"linear1.": "hidden.", "linear2.": "out.", "norm1.": "norm1.", "norm2.": "norm2."}
+        theirs |= {
+            "linear1.": "hidden.",
+            "linear2.": "out.",
+            "norm1.": "norm1.",
+            "norm2.": "norm2.",
+        }
         layer.load_state_dict(
-            {f"{old}{kind}": ours[f"{new}{kind}"] for old, new in theirs.items() for kind in ("weight", "bias")}
+            {
+                f"{old}{kind}": ours[f"{new}{kind}"]
+                for old, new in theirs.items()
+                for kind in ("weight", "bias")
+            }
         )
         layers.append(layer)
     maps = normal(2, 3, 4, 6, seed=seed)
@@ -133,14 +162,18 @@ def test_a_texture_embedding_is_torchs_pre_norm_transformer_behind_token_and_pos
 # MusTEN
 
 
-def codebook(words: list[list[float]], smoothing: list[float], *, squared: bool = False) -> Codebook:
+def codebook(
+    words: list[list[float]], smoothing: list[float], *, squared: bool = False
+) -> Codebook:
     made = Codebook(len(words), len(words[0]), squared=squared)
     made.load_state_dict({"words": torch.tensor(words), "smoothing": torch.tensor(smoothing)})
     return made
 
 
 def test_residuals_are_summed_by_their_share_of_each_word() -> None:
-    """Distances 1 and 2 of the first descriptor, 4 and 5 of the second; smoothing ln 2 makes them powers of 1/2."""
+    """Distances 1 and 2 of the first descriptor, 4 and 5 of the second;
+    smoothing ln 2 makes them powers of 1/2.
+    """
     one = codebook([[1.0, 0.0], [-2.0, 0.0]], [math.log(2)] * 2)
     encoded = one(torch.tensor([[[0.0, 0.0], [1.0, 4.0]]]))
     torch.testing.assert_close(encoded, torch.tensor([[[-2 / 3, 8 / 3], [5 / 3, 4 / 3]]]))
@@ -151,7 +184,9 @@ def test_every_word_has_a_smoothing_of_its_own() -> None:
     one = codebook([[1.0, 0.0], [-2.0, 0.0]], [math.log(2), math.log(4)])
     first, second = 8 / 9, 64 / 65
     expected = [[-first, 4 * second], [2 * (1 - first) + 3 * (1 - second), 4 * (1 - second)]]
-    torch.testing.assert_close(one(torch.tensor([[[0.0, 0.0], [1.0, 4.0]]])), torch.tensor([expected]))
+    torch.testing.assert_close(
+        one(torch.tensor([[[0.0, 0.0], [1.0, 4.0]]])), torch.tensor([expected])
+    )
 
 
 @seeds
@@ -159,12 +194,16 @@ def test_one_codebook_with_squared_distances_is_deep_tens_encoding_layer(seed: i
     """Zhang et al. (2017), eqs. (2) and (3), descriptor by descriptor and word by word."""
     torch.manual_seed(seed)
     layer = MultiScale((5,), 7, squared=True).double()
-    (words, smoothing), descriptors = (value.detach() for value in layer.parameters()), normal(2, 9, 7, seed=seed)
+    (words, smoothing), descriptors = (
+        (value.detach() for value in layer.parameters()),
+        normal(2, 9, 7, seed=seed),
+    )
     expected = torch.zeros(2, 5, 7, dtype=torch.float64)
     for image in range(2):
         for descriptor in descriptors[image]:
             scores = [
-                math.exp(-float(s * (descriptor - c).square().sum())) for c, s in zip(words, smoothing, strict=True)
+                math.exp(-float(s * (descriptor - c).square().sum()))
+                for c, s in zip(words, smoothing, strict=True)
             ]
             for word in range(5):
                 expected[image, word] += scores[word] / sum(scores) * (descriptor - words[word])
@@ -195,10 +234,15 @@ def test_a_descriptor_that_is_a_word_has_finite_gradients(squared: bool) -> None
 
 
 def test_keyword_attention_scales_each_row_by_its_share() -> None:
-    """V looks at the first number alone; w makes the score of 1 ln 3 and that of 0 nothing: shares 3/4 and 1/4."""
+    """V looks at the first number alone; w makes the score of 1 ln 3 and that of 0 nothing:
+    shares 3/4 and 1/4.
+    """
     attention = KeywordAttention(2, 1)
     attention.load_state_dict(
-        {"hidden.weight": torch.tensor([[1.0, 0.0]]), "score.weight": torch.tensor([[math.log(3) / math.tanh(1)]])}
+        {
+            "hidden.weight": torch.tensor([[1.0, 0.0]]),
+            "score.weight": torch.tensor([[math.log(3) / math.tanh(1)]]),
+        }
     )
     scaled = attention(torch.tensor([[[1.0, 8.0], [0.0, 4.0]]]))
     torch.testing.assert_close(scaled, torch.tensor([[[0.75, 6.0], [0.0, 1.0]]]))

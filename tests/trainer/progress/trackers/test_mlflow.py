@@ -27,7 +27,9 @@ def server(tmp_path: Path, port: int) -> Iterator[MLflowServer]:
         yield found
 
 
-def test_metrics_and_settings_are_there_also_of_a_run_that_was_suspended(server: MLflowServer) -> None:
+def test_metrics_and_settings_are_there_also_of_a_run_that_was_suspended(
+    server: MLflowServer,
+) -> None:
     with track({"mlflow": server.url}, ignore) as report:
         for event in [*BEGIN, *round_events(1, 0.5)]:
             report(event)
@@ -40,13 +42,18 @@ def test_metrics_and_settings_are_there_also_of_a_run_that_was_suspended(server:
     number = again["info"]["run_id"]
     assert number == run["info"]["run_id"]
     assert (again["info"]["status"], again["info"]["run_name"]) == ("FINISHED", RUN)
-    assert {each["key"]: each["value"] for each in again["data"]["params"]} == {k: str(v) for k, v in SETTINGS.items()}
+    assert {each["key"]: each["value"] for each in again["data"]["params"]} == {
+        k: str(v) for k, v in SETTINGS.items()
+    }
     assert server.history(number, "accuracy/plant-1") == [(1, 0.5), (2, 0.75)]
     assert server.history(number, "round/bytes_up") == [(1, 1.8e7), (2, 1.8e7)]
 
 
-def test_a_server_that_is_killed_is_told_once_and_the_values_wait_for_it(tmp_path: Path, port: int) -> None:
-    from trainer.progress.trackers.mlflow import MLflow  # noqa: PLC0415  (takes seconds, also where no test runs)
+def test_a_server_that_is_killed_is_told_once_and_the_values_wait_for_it(
+    tmp_path: Path, port: int
+) -> None:
+    # Takes seconds, also where no test runs
+    from trainer.progress.trackers.mlflow import MLflow  # noqa: PLC0415
 
     mlflow, seen = MLflow(f"http://127.0.0.1:{port}"), list[AnyEvent]()
 
@@ -57,14 +64,21 @@ def test_a_server_that_is_killed_is_told_once_and_the_values_wait_for_it(tmp_pat
         with mlflow_server(tmp_path, port) as server:
             for event in [*BEGIN, *round_events(1, 0.5)]:
                 report(event)
-            wait_until(lambda: server.runs("steel") and server.runs("steel")[0]["data"].get("metrics"))
+            wait_until(
+                lambda: server.runs("steel") and server.runs("steel")[0]["data"].get("metrics")
+            )
         for event in round_events(2, 0.75):
             report(event)
         wait_until(lambda: report(Note(text="")) or any(told()))
         with mlflow_server(tmp_path, port) as server:
             for event in [*round_events(3, 1.0), *END]:
                 report(event)
-            wait_until(lambda: len(server.history(server.runs("steel")[0]["info"]["run_id"], "round/seconds")) == 3)
+            wait_until(
+                lambda: (
+                    len(server.history(server.runs("steel")[0]["info"]["run_id"], "round/seconds"))
+                    == 3
+                )
+            )
     [note] = filter(None, told())
     assert note.startswith("mlflow records nothing now: ")
     assert f"start the MLflow server at http://127.0.0.1:{port}" in note

@@ -38,7 +38,9 @@ def test_metrics_and_settings_are_there_also_of_a_run_that_was_suspended(tmp_pat
     assert scalars(found, "round/seconds") == [(1, 2.5), (2, 2.5)]
     about = found.PluginTagToContent("hparams")
     start = metadata.parse_session_start_info_plugin_data(about[metadata.SESSION_START_INFO_TAG])
-    told = {name: getattr(each, str(each.WhichOneof("kind"))) for name, each in start.hparams.items()}
+    told = {
+        name: getattr(each, str(each.WhichOneof("kind"))) for name, each in start.hparams.items()
+    }
     assert told == SETTINGS
     assert metadata.SESSION_END_INFO_TAG in about
 
@@ -48,7 +50,10 @@ def test_after_a_full_disk_the_file_goes_on_where_it_was_whole(tmp_path: Path) -
     board.begin(Run("steel", RUN, SETTINGS))
     board.record([Point("accuracy/plant-1", 0.5, 1, 0.0)])
     [file] = (tmp_path / f"steel-{RUN}").iterdir()
-    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits, before = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 20, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
@@ -70,9 +75,21 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None
 def test_a_simulation_is_tracked_by_an_option(tmp_path: Path) -> None:
     images = draw(tmp_path / "images", 40, 0)
     done = run(
-        "simulate", "--data", images, "--nodes", 2, "--samples", 6, *FEDERATION, "--quiet", "--weights", "none",
-        "--track", f"tensorboard={tmp_path / 'runs'}", timeout=120,
-    )  # fmt: skip
+        "simulate",
+        "--data",
+        images,
+        "--nodes",
+        2,
+        "--samples",
+        6,
+        *FEDERATION,
+        "--quiet",
+        "--weights",
+        "none",
+        "--track",
+        f"tensorboard={tmp_path / 'runs'}",
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "runs").iterdir()
     found = read(folder)

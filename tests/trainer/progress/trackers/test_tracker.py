@@ -61,11 +61,20 @@ def test_a_run_is_recorded_with_its_settings_and_every_round() -> None:
     assert seen == events, "whoever watches hears everything, and nothing else"
     assert memory.runs == [Run("steel", RUN, SETTINGS)]
     assert {(each.name, each.value) for each in memory.points if each.round == 2} == {
-        ("accuracy/plant-1", 0.75), ("L_D/plant-1", 0.5), ("leave-one-out loss x/plant-1", 1.0),
-        ("weight/plant-1", 0.5), ("weight/plant-2", 0.75), ("bytes/plant-1", 9e6), ("bytes/plant-2", 9e6),
-        ("counted weight/plant-2", 0.8), ("counted update/plant-2", 1.0),
-        ("round/seconds", 2.5), ("round/bytes_up", 1.8e7), ("round/bytes_down", 0.0), ("round/contributors", 2.0),
-    }  # fmt: skip
+        ("accuracy/plant-1", 0.75),
+        ("L_D/plant-1", 0.5),
+        ("leave-one-out loss x/plant-1", 1.0),
+        ("weight/plant-1", 0.5),
+        ("weight/plant-2", 0.75),
+        ("bytes/plant-1", 9e6),
+        ("bytes/plant-2", 9e6),
+        ("counted weight/plant-2", 0.8),
+        ("counted update/plant-2", 1.0),
+        ("round/seconds", 2.5),
+        ("round/bytes_up", 1.8e7),
+        ("round/bytes_down", 0.0),
+        ("round/contributors", 2.0),
+    }
     assert memory.ended == [True]
 
 
@@ -121,7 +130,10 @@ def test_what_cannot_be_tracked_is_answered_before_anything_begins() -> None:
         return caught.value
 
     error = refused("tensorbord", "runs")
-    assert (error.what, error.remedy) == ("there is no tracker 'tensorbord'", "did you mean 'tensorboard'?")
+    assert (error.what, error.remedy) == (
+        "there is no tracker 'tensorbord'",
+        "did you mean 'tensorboard'?",
+    )
     assert "is not the URL of an MLflow server" in refused("mlflow", "sqlite:///mlflow.db").what
     assert "MLFLOW_TRACKING_USERNAME" in refused("mlflow", "https://me:secret@mlflow.local").remedy
 
@@ -142,7 +154,8 @@ def test_no_tracker_loads_torch_which_a_coordinator_may_not_have() -> None:
     code = (
         "import sys\n"
         "import trainer.progress.trackers.tensorboard, trainer.progress.trackers.mlflow\n"
-        "found = [name for name in sys.modules if name.partition('.')[0] in ('torch', 'tensorflow')]\n"
+        "found = [name for name in sys.modules if name.partition('.')[0] in ('torch', "
+        "'tensorflow')]\n"
         "sys.exit(str(found) if found else 0)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,6 @@
-"""Head and sensors before the first round and after the last: discovery, reports, settings that can be changed."""
+"""Head and sensors before the first round and after the last: discovery, reports,
+settings that can be changed.
+"""
 
 import tempfile
 import threading
@@ -50,7 +52,13 @@ def test_a_federation_says_that_it_is_finished_and_when_it_is_started_again_that
         assert "all 4 rounds are played" in again.said("head")
     press = source(tmp_path / "data", "press")
     ended = take_part(
-        spec, "press", press, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore, head_wait=0.5
+        spec,
+        "press",
+        press,
+        Endpoint.parse(broker),
+        tmp_path / "press",
+        report=progress.ignore,
+        head_wait=0.5,
     )
     assert ended == (4, True)
 
@@ -78,7 +86,11 @@ def test_settings_can_be_changed_until_something_was_learnt_and_no_federation_is
     draw(tmp_path / "data", 60, 2)
     for seed in (1, 2):
         with Threads(
-            msgspec.structs.replace(spec, run=f"{seed:016}", seed=seed), broker, tmp_path / "data", tmp_path, 4
+            msgspec.structs.replace(spec, run=f"{seed:016}", seed=seed),
+            broker,
+            tmp_path / "data",
+            tmp_path,
+            4,
         ) as parties:
             parties.start("head")
             parties.until(lambda parties=parties: bool(parties.said()))
@@ -86,7 +98,9 @@ def test_settings_can_be_changed_until_something_was_learnt_and_no_federation_is
     assert not read_retained(Endpoint.parse(broker), [topics.spec(spec.federation)], 1.0)
 
 
-def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(
+    broker: str, tmp_path: Path
+) -> None:
     spec, data = vfl_spec(), tmp_path / "data"
     draw(data, 60, 3)
     events: list[progress.AnyEvent] = []
@@ -94,9 +108,16 @@ def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: s
     with ThreadPoolExecutor() as pool, Threads(spec, broker, data, tmp_path, 4) as parties:
         parties.start("head")
         press = pool.submit(
-            join, Endpoint.parse(broker), "press", source(data, "press"), tmp_path / "press",
-            federation=spec.federation, wait=10, report=events.append, stop=stop.is_set,
-        )  # fmt: skip
+            join,
+            Endpoint.parse(broker),
+            "press",
+            source(data, "press"),
+            tmp_path / "press",
+            federation=spec.federation,
+            wait=10,
+            report=events.append,
+            stop=stop.is_set,
+        )
         parties.until(lambda: progress.NodeJoined(node="press") in parties.events["head"])
         parties.stop("head")
         parties.spec = msgspec.structs.replace(spec, run="0" * 16, seed=9)
@@ -106,13 +127,18 @@ def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: s
         stop.set()
 
 
-def test_only_federations_with_a_head_count_and_others_are_named(broker: str, tmp_path: Path) -> None:
+def test_only_federations_with_a_head_count_and_others_are_named(
+    broker: str, tmp_path: Path
+) -> None:
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 4)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
         parties.start("head", *spec.sensors)
         parties.until(
-            lambda: any(int(each.name[:12]) for each in (tmp_path / "head").glob(f"{spec.run}/*.safetensors"))
+            lambda: any(
+                int(each.name[:12])
+                for each in (tmp_path / "head").glob(f"{spec.run}/*.safetensors")
+            )
         )
     told: list[progress.AnyEvent] = []
     with pytest.raises(BrokerError, match="no head"):
@@ -121,7 +147,9 @@ def test_only_federations_with_a_head_count_and_others_are_named(broker: str, tm
     assert find_spec(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec
 
 
-def test_a_sensor_without_a_part_in_a_run_that_is_over_is_told_so(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_without_a_part_in_a_run_that_is_over_is_told_so(
+    broker: str, tmp_path: Path
+) -> None:
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 8)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
@@ -136,9 +164,14 @@ def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_pa
     rows.write_text("Product ID,force\np1,2\n")
     with pytest.raises(UsageError) as caught:
         join(
-            Endpoint.parse("mqtt://127.0.0.1:1"), "press", RowFile(rows, ("force",)), tmp_path, federation=None, wait=0,
+            Endpoint.parse("mqtt://127.0.0.1:1"),
+            "press",
+            RowFile(rows, ("force",)),
+            tmp_path,
+            federation=None,
+            wait=0,
             report=progress.ignore,
-        )  # fmt: skip
+        )
     assert caught.value.remedy == "if it is 'Product ID', write --product 'Product ID'"
     with pytest.raises(UsageError, match="no column 'product'"):
         Labels(rows, ("good", "bad")).refresh()
@@ -150,10 +183,15 @@ def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path
     with Threads(spec, broker, data, tmp_path, 4) as parties:
         parties.start("head", *spec.sensors)
         parties.until(lambda: "which lacks" in parties.said("head"))
-        assert "lacks rows before product p0 and 1 more: a sample takes 3 of a unit" in parties.said("head")
+        assert (
+            "lacks rows before product p0 and 1 more: a sample takes 3 of a unit"
+            in parties.said("head")
+        )
 
 
-def test_a_broker_forgets_a_federation_that_nobody_runs_any_more_and_no_other(broker: str, tmp_path: Path) -> None:
+def test_a_broker_forgets_a_federation_that_nobody_runs_any_more_and_no_other(
+    broker: str, tmp_path: Path
+) -> None:
     spec, endpoint = vfl_spec(), Endpoint.parse(broker)
     draw(tmp_path / "data", 60, 7)
     kept = read_retained(endpoint, ["#"], 1.0)
@@ -164,7 +202,9 @@ def test_a_broker_forgets_a_federation_that_nobody_runs_any_more_and_no_other(br
             remove_retained(endpoint, spec.federation)
         parties.start(*spec.sensors)
         parties.end()
-    assert remove_retained(endpoint, spec.federation) == 6, "settings, state, overview, and who was there"
+    assert remove_retained(endpoint, spec.federation) == 6, (
+        "settings, state, overview, and who was there"
+    )
     assert read_retained(endpoint, ["#"], 1.0) == kept
     with pytest.raises(UsageError, match="keeps nothing of a vertical federation"):
         remove_retained(endpoint, spec.federation)
@@ -175,16 +215,23 @@ def test_with_kits_the_head_forgets_all_but_how_its_sensors_said_they_are(tmp_pa
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 8)
     with (
-        tempfile.TemporaryDirectory() as passable,  # pytest's folders are closed to the user mosquitto
+        # pytest's folders are closed to the user mosquitto
+        tempfile.TemporaryDirectory() as passable,
         guarded(Path(passable), federation=spec.federation, nodes=spec.sensors) as broker,
     ):
         ends = {name: Endpoint.from_kit(kit) for name, kit in broker.kits.items()}
-        with Threads(spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2) as parties:
+        with Threads(
+            spec, {**ends, "head": ends["coordinator"]}, tmp_path / "data", tmp_path, 2
+        ) as parties:
             parties.start("head", *spec.sensors)
             parties.end()
-        assert remove_retained(ends["coordinator"], spec.federation) == 4, "settings, state, overview, its own presence"
+        assert remove_retained(ends["coordinator"], spec.federation) == 4, (
+            "settings, state, overview, its own presence"
+        )
         there = read_retained(
-            ends["coordinator"], [each(spec.federation) for each in (topics.spec, topics.status)], 1.0
+            ends["coordinator"],
+            [each(spec.federation) for each in (topics.spec, topics.status)],
+            1.0,
         )
         there |= read_retained(ends["coordinator"], [topics.presence(spec.federation, "+")], 1.0)
         assert there.keys() == {topics.presence(spec.federation, name) for name in spec.sensors}

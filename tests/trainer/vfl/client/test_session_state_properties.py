@@ -1,4 +1,6 @@
-"""Sensors' sessions beside a model of their head, over a network that loses, repeats, delays and reorders."""
+"""Sensors' sessions beside a model of their head, over a network that loses, repeats,
+delays and reorders.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -81,7 +83,9 @@ class Network:
             self.send(name, *messages)
 
     def retain(self, message: object) -> None:
-        self.retained = [each for each in self.retained if type(each) is not type(message)] + [message]
+        self.retained = [each for each in self.retained if type(each) is not type(message)] + [
+            message
+        ]
         self.broadcast(message)
 
     def connect(self, sensor: str) -> None:
@@ -91,7 +95,9 @@ class Network:
 
 
 class Disk:
-    """Checkpoints, of which the last are kept: models by the rounds at whose ends they were made."""
+    """Checkpoints, of which the last are kept: models by the rounds at whose ends they were
+    made.
+    """
 
     def __init__(self) -> None:
         self.models = {0: 0}
@@ -110,10 +116,27 @@ class Disk:
 
 
 class Sensor:
-    """A sensor's process: the state machine, and a trainer whose model is a hash of all that it has learnt."""
+    """A sensor's process: the state machine, and a trainer whose model is a hash of all that it
+    has learnt.
+    """
 
-    def __init__(self, spec: VflSpec, name: str, network: Network, disk: Disk, session: str, rows: int, now: float):
-        self.spec, self.name, self.network, self.disk, self.session = spec, name, network, disk, session
+    def __init__(
+        self,
+        spec: VflSpec,
+        name: str,
+        network: Network,
+        disk: Disk,
+        session: str,
+        rows: int,
+        now: float,
+    ):
+        self.spec, self.name, self.network, self.disk, self.session = (
+            spec,
+            name,
+            network,
+            disk,
+            session,
+        )
         self.rows, self.now = rows, now  # the rows that its file has by now
         self.round, self.model = disk.last
         self.positions = ProductPositions()
@@ -143,12 +166,16 @@ class Sensor:
     def perform(self, effect: Effect) -> Answer | None:
         match effect:
             case KeepProducts(frame):
-                self.positions.put(frame.since, frame.products, positions_to_keep(self.spec, frame.round))
+                self.positions.put(
+                    frame.since, frame.products, positions_to_keep(self.spec, frame.round)
+                )
             case ReadRows(frame, _, reply):
                 products = self.positions.get(frame.first, frame.last)
                 if products is None:
                     return ProductsUnknown()
-                return RowsRead(products, frozenset(products) - set(PRODUCTS[: self.rows]), reply, self.now)
+                return RowsRead(
+                    products, frozenset(products) - set(PRODUCTS[: self.rows]), reply, self.now
+                )
             case Embed(frame, products, _):
                 assert products == PRODUCTS[slice(*self.spec.window.span(frame.round))]
                 value = hash((self.name, frame.round, self.model))
@@ -163,7 +190,9 @@ class Sensor:
                 if round_ % COMMIT == 0:
                     self.disk.save(round_, self.model)
             case SayHello(round_):
-                self.network.send(self.name, Hello(self.session, round_, frozenset(self.disk.models)))
+                self.network.send(
+                    self.name, Hello(self.session, round_, frozenset(self.disk.models))
+                )
             case Rewind(frame):
                 return self.rewind(frame)
             case SkipTo(round_):
@@ -223,7 +252,11 @@ class Head:
                 self.sessions[name] = session
                 self.network.send(name, Welcome(session=session))
                 self.catch_up(name, message)
-                if self.is_over and self.progress is None and (message.round == self.round or not self.waits):
+                if (
+                    self.is_over
+                    and self.progress is None
+                    and (message.round == self.round or not self.waits)
+                ):
                     self.network.send(name, Finished(session=session, run=RUN))
             case Sent(session, attempt, round_, value) if session == self.sessions.get(name):
                 if self.arrived is not None and (attempt, round_) == (self.attempt, self.round + 1):
@@ -253,7 +286,8 @@ class Head:
         """Go on from the newest round that all can be at."""
         if self.waits and any(each.round != self.round for each in progress.values()):
             self.round = max(
-                self.disk.models.keys() & frozenset.intersection(*(each.kept for each in progress.values()))
+                self.disk.models.keys()
+                & frozenset.intersection(*(each.kept for each in progress.values()))
             )
             self.model = self.disk.models[self.round]
         self.progress, self.attempt = None, self.attempt + 1
@@ -272,8 +306,14 @@ class Head:
         since = first if whole else last - self.spec.window.chunk
         names = tuple(PRODUCTS[since:last])
         return Opened(
-            run=RUN, attempt=self.attempt, round=round_, first=first, last=last, since=since, products=names
-        )  # fmt: skip
+            run=RUN,
+            attempt=self.attempt,
+            round=round_,
+            first=first,
+            last=last,
+            since=since,
+            products=names,
+        )
 
     def close_round(self, arrived: dict[str, int]) -> None:
         value = str(hash((self.model, self.round, *sorted(arrived.items())))).encode()
@@ -282,11 +322,19 @@ class Head:
         self.model = hash((self.model, value))
         self.replies = [
             Represented(
-                run=RUN, attempt=self.attempt, round=self.round, row=part, head=value, embeddings=(), labels=b"",
-                iterations=steps, part=part, parts=PARTS,
+                run=RUN,
+                attempt=self.attempt,
+                round=self.round,
+                row=part,
+                head=value,
+                embeddings=(),
+                labels=b"",
+                iterations=steps,
+                part=part,
+                parts=PARTS,
             )
             for part in range(PARTS)
-        ]  # fmt: skip
+        ]
         self.network.broadcast(*self.replies)
         self.arrived = None
         if self.round % COMMIT == 0:
@@ -318,9 +366,17 @@ class Sessions(RuleBasedStateMachine):
     @initialize(absent=st.sampled_from(("wait", "last")), rows=st.integers(0, 60))
     def begin(self, absent: Any, rows: int) -> None:
         self.spec = VflSpec(
-            federation="plant", run=RUN, software="", sensors=NAMES, network="dense", classes=("a", "b"),
-            window=Window(start=4, chunk=2, size=6), commit=COMMIT, absent=absent, patience=4.0,
-        )  # fmt: skip
+            federation="plant",
+            run=RUN,
+            software="",
+            sensors=NAMES,
+            network="dense",
+            classes=("a", "b"),
+            window=Window(start=4, chunk=2, size=6),
+            commit=COMMIT,
+            absent=absent,
+            patience=4.0,
+        )
         self.network, self.now, self.started = Network(), 100.0, 0
         self.outcomes: dict[tuple[str, int], int] = {}  # what a round has led a sensor to
         self.head = Head(self.spec, self.network)
@@ -356,7 +412,9 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(ages=st.lists(st.integers(1, 40), min_size=1, max_size=10))
     def old_messages_come_again(self, ages: list[int]) -> None:
-        for name, message in [self.network.sent[-age] for age in ages if age <= len(self.network.sent)]:
+        for name, message in [
+            self.network.sent[-age] for age in ages if age <= len(self.network.sent)
+        ]:
             self.deliver(name, message)
 
     @rule(name=st.sampled_from(NAMES))
@@ -408,11 +466,18 @@ class Sessions(RuleBasedStateMachine):
             assert sensor.state.round == sensor.round
             target = sensor.state.target
             if target is not None:
-                assert (target.frame.attempt, target.frame.round) == (sensor.state.attempt, sensor.round + 1)
+                assert (target.frame.attempt, target.frame.round) == (
+                    sensor.state.attempt,
+                    sensor.round + 1,
+                )
                 assert target.frame.round <= ROUNDS
                 if target.sent:
                     assert sensor.sent
-                    assert sensor.sent[:3] == (sensor.session, target.frame.attempt, target.frame.round)
+                    assert sensor.sent[:3] == (
+                        sensor.session,
+                        target.frame.attempt,
+                        target.frame.round,
+                    )
 
     @invariant()
     def no_round_is_learnt_from_twice_unless_the_head_goes_back(self) -> None:
@@ -446,11 +511,14 @@ class Sessions(RuleBasedStateMachine):
             self.step()
             for name, sensor in self.sensors.items():
                 if sensor.state.over and (self.head.progress is not None or not self.head.is_over):
-                    self.start(name, sensor.disk, sensor.rows)  # the head says that it is to be started again
+                    # the head says that it is to be started again
+                    self.start(name, sensor.disk, sensor.rows)
             if self.head.is_over and all(each.state.over for each in self.sensors.values()):
                 break
         else:
-            raise AssertionError(f"it does not end: {[each.state for each in self.sensors.values()]}")
+            raise AssertionError(
+                f"it does not end: {[each.state for each in self.sensors.values()]}"
+            )
         self.check_all()
 
     def check_all(self) -> None:

@@ -11,12 +11,14 @@ class Rounds:
     def __init__(self) -> None:
         self.lacking = MissingRows(5.0)
 
-    def wait(self, products: Iterable[str], lacking: Iterable[str], waited: float, now: float) -> bool:
+    def wait(
+        self, products: Iterable[str], lacking: Iterable[str], waited: float, now: float
+    ) -> bool:
         self.lacking, waits = self.lacking.check([*products], {*lacking}, waited, now)
         return waits
 
 
-def test_one_lacking_product_is_waited_for_once_and_those_after_it_as_long_as_they_come_in_time() -> None:
+def test_one_lacking_product_is_waited_for_once_and_later_ones_while_they_come_in_time() -> None:
     rounds = Rounds()
     assert rounds.wait("ab", "a", waited=4.0, now=4.0)
     assert not rounds.wait("ab", "a", waited=5.0, now=5.0)

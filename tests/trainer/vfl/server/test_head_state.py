@@ -57,7 +57,10 @@ COMMIT = 2  # rounds
 
 
 class Effects(list[Effect]):
-    """Effects in order. Two of different types are different, though NamedTuples are equal if their fields are."""
+    """Effects in order.
+
+    Two of different types are different, though NamedTuples are equal if their fields are.
+    """
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and _typed(self) == _typed(other)
@@ -84,11 +87,15 @@ def beginning(plan: Plan = WAITS, **fields: Any) -> HeadState:
     return HeadState(plan, since=0.0, finished=0.0)._replace(**fields)
 
 
-def joins(sensor: str, round_: int = 0, kept: Sequence[int] = (0,), now: float = 0.0, **fields: Any) -> Joined:
+def joins(
+    sensor: str, round_: int = 0, kept: Sequence[int] = (0,), now: float = 0.0, **fields: Any
+) -> Joined:
     """A sensor says how far it is."""
     new = fields.pop("new", False)
     told = {"session": "0" * 16, "identity": sensor * 16, "columns": 1} | fields
-    hello = VflHello(run="1" * 16, software="", incarnation=1, round=round_, kept=tuple(kept), **told)
+    hello = VflHello(
+        run="1" * 16, software="", incarnation=1, round=round_, kept=tuple(kept), **told
+    )
     return Joined(sensor, hello, new, now)
 
 
@@ -137,7 +144,7 @@ def running(plan: Plan = WAITS, rounds: int = 0, **fields: Any) -> HeadState:
 # Gathering
 
 
-def test_every_sensor_is_asked_how_far_it_is_and_the_first_round_opens_when_all_have_said_so() -> None:
+def test_every_sensor_is_asked_how_far_it_is_and_then_the_first_round_opens() -> None:
     state, effects = enact(beginning(), Started(PartyProgress(0, (0,)), 0.0))
     assert effects == [Gather()]
     first, second = joins("a"), joins("b")
@@ -145,7 +152,13 @@ def test_every_sensor_is_asked_how_far_it_is_and_the_first_round_opens_when_all_
     assert effects == [Admit("a", Member("a" * 16, 1)), Welcome("a", first.hello)]
     assert (state.stage, state.missing()) == ("gathering", ["b"])
     state, effects = enact(state, second)
-    assert effects == [Admit("b", Member("b" * 16, 1)), Welcome("b", second.hello), Load(), Begin(), Open(1)]
+    assert effects == [
+        Admit("b", Member("b" * 16, 1)),
+        Welcome("b", second.hello),
+        Load(),
+        Begin(),
+        Open(1),
+    ]
     assert (state.stage, state.missing()) == ("open", ["a", "b"])
 
 
@@ -160,7 +173,7 @@ def test_a_member_that_comes_again_as_it_was_is_not_written_down_again() -> None
 MEMBERS = {name: Member(name * 16, 1) for name in AB}
 
 
-def test_a_federation_that_need_not_wait_begins_without_who_is_late_once_all_have_named_their_columns() -> None:
+def test_a_federation_that_need_not_wait_begins_once_all_have_named_their_columns() -> None:
     state, _ = enact(beginning(GOES_ON), Started(PartyProgress(0, (0,)), 0.0), joins("a"))
     assert enact(state, Tick(1.1))[1] == [], "b has not named its columns"
     state = state._replace(members=MEMBERS)
@@ -181,7 +194,9 @@ def test_a_federation_that_waits_says_for_whom_once() -> None:
 
 
 def test_of_many_sensors_that_are_waited_for_a_few_are_named() -> None:
-    names = tuple(f"{'a-long-name-of-a-sensor-in-a-large-plant':.50}-{number}" for number in range(64))
+    names = tuple(
+        f"{'a-long-name-of-a-sensor-in-a-large-plant':.50}-{number}" for number in range(64)
+    )
     assert len(HeadState(Plan(names), since=0.0, finished=0.0).describe_wait()) < 1000
 
 
@@ -199,7 +214,9 @@ def test_all_go_back_to_the_newest_round_that_all_have_on_their_disks() -> None:
 
 def test_a_federation_that_need_not_wait_never_goes_back() -> None:
     started = Started(PartyProgress(7, (2, 4, 6)), 0.0)
-    state, effects = enact(beginning(GOES_ON), started, joins("a", 7, (2, 4, 6)), joins("b", 4, (0, 2, 4)))
+    state, effects = enact(
+        beginning(GOES_ON), started, joins("a", 7, (2, 4, 6)), joins("b", 4, (0, 2, 4))
+    )
     assert effects[-2:] == [Begin(), Open(8)]
     assert state.progress.round == 7
 
@@ -209,7 +226,9 @@ def test_a_sensor_that_shares_no_round_with_the_head_is_refused_and_told_whose_d
     theirs: tuple[int, ...], older: str
 ) -> None:
     started = Started(PartyProgress(10, (4, 6, 8, 10)), 0.0)
-    state, effects = enact(beginning(), started, joins("a", 10, (8, 10)), joins("b", max(theirs), theirs))
+    state, effects = enact(
+        beginning(), started, joins("a", 10, (8, 10)), joins("b", max(theirs), theirs)
+    )
     [refused] = effects.of(Refuse)
     assert isinstance(refused, Refuse)
     assert refused.sensor == "b"
@@ -220,9 +239,12 @@ def test_a_sensor_that_shares_no_round_with_the_head_is_refused_and_told_whose_d
     assert effects[-1:] == [Open(11)], "with the newer folder"
 
 
-def test_of_sensors_that_share_rounds_with_the_head_but_none_with_each_other_the_older_is_refused() -> None:
+def test_of_two_sensors_that_share_rounds_only_with_the_head_the_older_is_refused() -> None:
     started = Started(PartyProgress(8, (2, 4, 6, 8)), 0.0)
-    for sensors in ([joins("a", 4, (2, 4)), joins("b", 8, (6, 8))], [joins("b", 8, (6, 8)), joins("a", 4, (2, 4))]):
+    for sensors in (
+        [joins("a", 4, (2, 4)), joins("b", 8, (6, 8))],
+        [joins("b", 8, (6, 8)), joins("a", 4, (2, 4))],
+    ):
         state, effects = enact(beginning(), started, *sensors)
         assert [each.sensor for each in effects.of(Refuse)] == ["a"]
         assert state.missing() == ["a"]
@@ -246,7 +268,7 @@ def test_columns_can_change_until_the_first_round_is_closed() -> None:
 # Rounds
 
 
-def test_a_round_closes_when_all_parts_are_there_and_the_next_one_opens_before_the_head_trains() -> None:
+def test_a_round_closes_when_all_parts_are_there_and_then_the_next_opens() -> None:
     state, effects = enact(running(), embeds("a"), embeds("b"))
     assert effects == [Close(1), Open(2), Train(1)]
     assert (state.round, state.missing()) == (1, ["a", "b"])
@@ -255,11 +277,19 @@ def test_a_round_closes_when_all_parts_are_there_and_the_next_one_opens_before_t
 @pytest.mark.parametrize(
     ("events", "effects"),
     [
-        pytest.param([embeds("a"), embeds("a", news=False, whole=False)], [], id="parts count once"),
-        pytest.param([embeds("a"), embeds("b", whole=False)], [], id="half a part is none"),
-        pytest.param([embeds("a"), Lost("b"), embeds("b")], [Close(1), Open(2), Train(1)], id="parts outlive the loss"),
         pytest.param(
-            [embeds("a"), Lost("a"), Lost("b"), Tick(9.0)], [RepeatOpening("b")], id="the lost are waited for"
+            [embeds("a"), embeds("a", news=False, whole=False)], [], id="parts count once"
+        ),
+        pytest.param([embeds("a"), embeds("b", whole=False)], [], id="half a part is none"),
+        pytest.param(
+            [embeds("a"), Lost("b"), embeds("b")],
+            [Close(1), Open(2), Train(1)],
+            id="parts outlive the loss",
+        ),
+        pytest.param(
+            [embeds("a"), Lost("a"), Lost("b"), Tick(9.0)],
+            [RepeatOpening("b")],
+            id="the lost are waited for",
         ),
     ],
 )
@@ -350,7 +380,9 @@ def test_a_sensor_whose_rows_drip_is_late_after_a_long_time() -> None:
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        pytest.param(embeds("b", news=False, whole=False), True, id="the end of an earlier round, in time"),
+        pytest.param(
+            embeds("b", news=False, whole=False), True, id="the end of an earlier round, in time"
+        ),
         pytest.param(embeds("b", news=False, whole=False, prompt=False), False, id="late again"),
         pytest.param(joins("b", new=True), True, id="another process"),
         pytest.param(joins("b"), False, id="the same process"),
@@ -388,7 +420,12 @@ def test_a_sensor_is_sent_what_it_has_missed_or_all_go_back_to_where_it_is(
 
 
 def test_after_a_restart_nothing_is_left_of_the_round_before() -> None:
-    state, _ = enact(beginning(), Started(PartyProgress(2, (0, 2)), 0.0), joins("a", 2, (0, 2)), joins("b", 2, (0, 2)))
+    state, _ = enact(
+        beginning(),
+        Started(PartyProgress(2, (0, 2)), 0.0),
+        joins("a", 2, (0, 2)),
+        joins("b", 2, (0, 2)),
+    )
     assert enact(state, joins("a", 1, (0,)))[1][1:] == [Gather()]
 
 
@@ -406,7 +443,9 @@ def test_a_sensor_that_asks_again_and_again_has_to_wait_for_the_next_round_or_a_
 def test_who_comes_and_goes_is_reported_once() -> None:
     state = running()
     state, effects = advance(state, Lost("a"))
-    assert [each.event for each in effects if isinstance(each, Report)] == [progress.NodeLost(node="a", round=0)]
+    assert [each.event for each in effects if isinstance(each, Report)] == [
+        progress.NodeLost(node="a", round=0)
+    ]
     assert advance(state, Lost("a"))[1] == ()
     _, effects = advance(state, joins("a"))
     assert Report(progress.NodeJoined(node="a")) in effects
@@ -445,7 +484,8 @@ def test_the_head_ends_when_all_have_written_down_the_last_round_or_after_a_whil
 
 
 @pytest.mark.parametrize(
-    ("plan", "round_", "told"), [(WAITS, 2, True), (WAITS, 1, False), (GOES_ON, 2, True), (GOES_ON, 0, True)]
+    ("plan", "round_", "told"),
+    [(WAITS, 2, True), (WAITS, 1, False), (GOES_ON, 2, True), (GOES_ON, 0, True)],
 )
 def test_a_sensor_that_comes_after_the_last_round_is_told_once_it_need_not_catch_up(
     plan: Plan, round_: int, told: bool
@@ -461,9 +501,11 @@ def test_the_last_rounds_are_played_once_more_if_a_sensor_comes_back_without_the
     assert (state.round, state.is_over) == (0, False)
 
 
-def test_who_had_written_down_the_last_round_has_to_do_so_again_when_it_is_played_once_more() -> None:
+def test_who_had_written_down_the_last_round_does_so_again_when_it_is_played_once_more() -> None:
     state, _ = enact(finished(), Finished("b"), joins("a", 0, (0,)))
-    state, effects = enact(state, joins("a", 0, (0,)), joins("b", 2, (0, 2)), *[embeds(sensor) for sensor in "abab"])
+    state, effects = enact(
+        state, joins("a", 0, (0,)), joins("b", 2, (0, 2)), *[embeds(sensor) for sensor in "abab"]
+    )
     assert effects[-1:] == [Finish()]
     assert not enact(state, Finished("a"), Tick(0.1))[0].ended
     assert enact(state, Finished("a"), Finished("b"), Tick(0.1))[0].ended
@@ -474,14 +516,19 @@ def test_the_end_waits_for_who_came_back_without_the_last_round_while_it_is_ther
     step = advance(state, Tick(40.0))
     assert not step[0].ended
     assert reports(step) == [
-        "a came back without round 2, and b has ended: start b again, and the last rounds are played once more"
+        (
+            "a came back without round 2, and b has ended: start b again, and the last rounds "
+            "are played once more"
+        )
     ]
     assert enact(step[0], Lost("a"), Lost("b"), Tick(41.0))[0].ended
 
 
-def test_a_head_that_starts_again_after_the_last_round_ends_when_all_have_said_that_they_have_it() -> None:
+def test_a_head_restarted_after_the_last_round_ends_when_all_have_said_that_they_have_it() -> None:
     started = Started(PartyProgress(2, (0, 2)), 0.0)
-    state, effects = enact(beginning(Plan(AB, 2)), started, joins("a", 2, (0, 2)), joins("b", 2, (0, 2)))
+    state, effects = enact(
+        beginning(Plan(AB, 2)), started, joins("a", 2, (0, 2)), joins("b", 2, (0, 2))
+    )
     assert effects[-3:] == [Begin(), Finish(), SendEnd("b")]
     assert SendEnd("a") in effects
     assert enact(state, Finished("a"), Finished("b"), Tick(0.1))[0].ended
@@ -494,8 +541,16 @@ def test_a_head_that_starts_again_after_the_last_round_ends_when_all_have_said_t
     ("head", "sensors", "expected"),
     [
         (PartyProgress(40, (20, 40)), {"a": PartyProgress(40, (20, 40))}, 40),
-        (PartyProgress(47, (20, 40)), {"a": PartyProgress(47, (20, 40)), "b": PartyProgress(40, (20, 40))}, 40),
-        (PartyProgress(40, (20, 40)), {"a": PartyProgress(40, (20, 40)), "b": PartyProgress(20, (0, 20))}, 20),
+        (
+            PartyProgress(47, (20, 40)),
+            {"a": PartyProgress(47, (20, 40)), "b": PartyProgress(40, (20, 40))},
+            40,
+        ),
+        (
+            PartyProgress(40, (20, 40)),
+            {"a": PartyProgress(40, (20, 40)), "b": PartyProgress(20, (0, 20))},
+            20,
+        ),
         (PartyProgress(20, (0, 20)), {"a": PartyProgress(41, (20, 40))}, 20),
         (PartyProgress(3, (0,)), {"a": PartyProgress(0, (0,))}, 0),
         (PartyProgress(50, (40, 50)), {"a": PartyProgress(50, (40, 50))}, 50),

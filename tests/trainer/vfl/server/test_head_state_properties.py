@@ -1,8 +1,8 @@
 """The head's state machine beside a model of sensors that lose, repeat and forget.
 
-What travels is lost, repeated and reordered; head and sensors are killed, and start again from what was on their disks
-or from an older copy of it. A model is the list of rounds that it has learnt from: what it was trained on is certain if
-that is the same for all who take part in a round.
+What travels is lost, repeated and reordered; head and sensors are killed, and start again from what
+was on their disks or from an older copy of it. A model is the list of rounds that it has learnt
+from: what it was trained on is certain if that is the same for all who take part in a round.
 """
 
 from collections import deque
@@ -165,7 +165,8 @@ class ModelSensor(Party):
             self.open = 0
         self.open = told.round
         self.frames += [
-            Told("embeddings", self.session, self.attempt, self.open, part, self.learnt) for part in range(PARTS)
+            Told("embeddings", self.session, self.attempt, self.open, part, self.learnt)
+            for part in range(PARTS)
         ]
 
 
@@ -231,7 +232,11 @@ class Federation(RuleBasedStateMachine):
             case Close(round_):
                 assert round_ == self.open == self.disk.round + 1
                 there = {name for name, parts in self.parts.items() if len(parts) == PARTS}
-                assert there == set(self.sensors) if self.plan.waits else there >= set(self.sensors) - self.state.absent
+                assert (
+                    there == set(self.sensors)
+                    if self.plan.waits
+                    else there >= set(self.sensors) - self.state.absent
+                )
                 assert there
                 self.open, self.closed = 0, round_
                 self.reply(round_, *self.sensors)
@@ -263,13 +268,16 @@ class Federation(RuleBasedStateMachine):
                 raise AssertionError("all have the same columns as ever")
             case Refuse(sensor, _, remedy):
                 self.events.append(Excluded(sensor))
-                if self.sessions.pop(sensor) == self.sensors[sensor].session:  # else it has gone already
+                # else it has gone already
+                if self.sessions.pop(sensor) == self.sensors[sensor].session:
                     self.put_back_a_newer_copy(sensor, remedy)
             case SendEnd(sensor) if sensor in self.sessions:
                 self.calls.append((sensor, Told("end", self.sessions[sensor])))
 
     def announce(self, round_: int, *sensors: str) -> None:
-        self.down += [(name, Told("opening", attempt=self.attempt, round=round_)) for name in sensors]
+        self.down += [
+            (name, Told("opening", attempt=self.attempt, round=round_)) for name in sensors
+        ]
 
     def reply(self, round_: int, *sensors: str) -> None:
         self.down += [(name, Told("reply", attempt=self.attempt, round=round_)) for name in sensors]
@@ -297,9 +305,15 @@ class Federation(RuleBasedStateMachine):
                 if told.session < self.sessions.get(name, 0):
                     return  # of an earlier process
                 hello = VflHello(
-                    session=f"{told.session:016}", run="1" * 16, software="", identity=name * 16, incarnation=1,
-                    columns=1, round=told.round, kept=told.kept,
-                )  # fmt: skip
+                    session=f"{told.session:016}",
+                    run="1" * 16,
+                    software="",
+                    identity=name * 16,
+                    incarnation=1,
+                    columns=1,
+                    round=told.round,
+                    kept=told.kept,
+                )
                 self.happens(Joined(name, hello, self.sessions.get(name) != told.session, self.now))
             case "will" if told.session == self.sessions.get(name):
                 self.happens(Lost(name))
@@ -312,9 +326,13 @@ class Federation(RuleBasedStateMachine):
             self.start_head()
 
     def take_part(self, name: str, told: Told) -> None:
-        assert (told.attempt, told.round) <= (self.attempt, self.open), "an honest sensor would be refused"
+        assert (told.attempt, told.round) <= (self.attempt, self.open), (
+            "an honest sensor would be refused"
+        )
         if self.plan.waits:
-            assert told.learnt == tuple(range(1, told.round)), "it has learnt from every round before, once"
+            assert told.learnt == tuple(range(1, told.round)), (
+                "it has learnt from every round before, once"
+            )
         if told.attempt != self.attempt:
             return
         mine, news = self.parts[name], False
@@ -341,7 +359,9 @@ class Federation(RuleBasedStateMachine):
     @rule(data=st.data(), again=st.booleans())
     @precondition(lambda self: any(each.frames for each in self.sensors.values()))
     def a_frame_reaches_the_head(self, data: st.DataObject, again: bool) -> None:
-        name = data.draw(st.sampled_from([name for name, each in self.sensors.items() if each.frames]))
+        name = data.draw(
+            st.sampled_from([name for name, each in self.sensors.items() if each.frames])
+        )
         frames = self.sensors[name].frames
         at = data.draw(st.integers(0, len(frames) - 1))
         self.hear(name, frames[at] if again else frames.pop(at))
@@ -385,7 +405,9 @@ class Federation(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: any(not each.runs for each in self.sensors.values()))
     def a_sensor_starts_from_an_older_copy(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from([name for name, each in self.sensors.items() if not each.runs]))
+        name = data.draw(
+            st.sampled_from([name for name, each in self.sensors.items() if not each.runs])
+        )
         self.sensors[name].disk = data.draw(st.sampled_from(self.sensors[name].copies))
         self.sensors[name].start()
 
@@ -433,7 +455,9 @@ class Federation(RuleBasedStateMachine):
         assert self.state.ended <= self.state.is_over
 
     def teardown(self) -> None:
-        """Once nothing fails any more, every run ends, and all who wait for each other have all of it."""
+        """Once nothing fails any more, every run ends,
+        and all who wait for each other have all of it.
+        """
         if not hasattr(self, "plan"):
             return
         self.products = self.plan.rounds
@@ -442,7 +466,8 @@ class Federation(RuleBasedStateMachine):
                 break
             self.now += 0.5
             for name, sensor in self.sensors.items():
-                if not sensor.runs and (not sensor.ended or name in self.state.awaited):  # the head says so
+                # the head says so
+                if not sensor.runs and (not sensor.ended or name in self.state.awaited):
                     sensor.start()
             self.deliver_everything()
             self.happens(Tick(self.now))

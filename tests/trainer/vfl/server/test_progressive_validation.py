@@ -1,4 +1,6 @@
-"""How well new products are judged before anybody learns from them, and what is said of a run that is of no use."""
+"""How well new products are judged before anybody learns from them,
+and what is said of a run that is of no use.
+"""
 
 import math
 
@@ -53,7 +55,9 @@ def test_only_the_newest_thousand_products_count() -> None:
 def test_of_numbers_the_error_stands_beside_that_of_their_mean() -> None:
     found = ProgressiveValidation(vfl_spec(classes=("0", "10", "20"), reading="expectation"))
     found.add(sure(1, 1), classes(0, 2))
-    assert found.score() == Validation(products=2, rmse=pytest.approx(10), baseline=pytest.approx(10))
+    assert found.score() == Validation(
+        products=2, rmse=pytest.approx(10), baseline=pytest.approx(10)
+    )
     found = ProgressiveValidation(vfl_spec(classes=("0", "10", "20"), reading="expectation"))
     found.add(torch.tensor([[0.0, 0.0, -50.0]]), classes(0))
     assert found.score() == Validation(products=1, rmse=pytest.approx(5), baseline=0)
@@ -76,15 +80,23 @@ def test_a_model_that_finds_what_is_rare_is_of_use_though_it_is_not_right_more_o
 
 
 @pytest.mark.parametrize(("bad", "told"), [(0, False), (19, False), (20, True)])
-def test_where_nearly_all_products_are_of_one_class_nothing_can_be_said(bad: int, told: bool) -> None:
+def test_where_nearly_all_products_are_of_one_class_nothing_can_be_said(
+    bad: int, told: bool
+) -> None:
     labels = torch.zeros(1000, dtype=torch.int64)
     labels[:bad] = 1
-    assert bool(trouble(judged(labels, torch.zeros(1000, dtype=torch.int64)), 0.1, ended=True)) == told
+    assert (
+        bool(trouble(judged(labels, torch.zeros(1000, dtype=torch.int64)), 0.1, ended=True)) == told
+    )
     assert not trouble(judged(labels, labels), 0.1, ended=True)
 
 
-@pytest.mark.parametrize(("products", "ended", "told"), [(2999, False, False), (2999, True, True), (499, True, False)])
-def test_of_few_products_nothing_is_said_before_the_end(products: int, ended: bool, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("products", "ended", "told"), [(2999, False, False), (2999, True, True), (499, True, False)]
+)
+def test_of_few_products_nothing_is_said_before_the_end(
+    products: int, ended: bool, told: bool
+) -> None:
     labels = torch.zeros(products, dtype=torch.int64)
     labels[-50:] = 1
     found = judged(labels, torch.zeros(products, dtype=torch.int64))
@@ -102,9 +114,12 @@ def test_of_numbers_no_better_than_their_mean_is_useless_unless_they_are_all_the
 
 
 @pytest.mark.parametrize("high", [5.0, math.inf, math.nan])
-def test_steps_that_are_too_large_are_told_once_the_loss_stays_above_that_of_guessing(high: float) -> None:
+def test_steps_that_are_too_large_are_told_once_the_loss_stays_above_that_of_guessing(
+    high: float,
+) -> None:
     found = judged(classes(0), classes(0))
-    for loss in (0.7, 9.0, 0.6, 0.6, 0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.4):  # one round that overshoots is none
+    # one round that overshoots is none
+    for loss in (0.7, 9.0, 0.6, 0.6, 0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.4):
         assert not trouble(found, loss)
     said = [trouble(found, high) for _ in range(20)]
     assert sum(map(bool, said)) == 1

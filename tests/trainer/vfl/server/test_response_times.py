@@ -8,12 +8,14 @@ from trainer.vfl.server.round_state import ReportedTimes
 SENSORS = ("camera", "probe")
 
 
-def test_what_a_round_takes_is_collection_embedding_and_training_and_the_rest_is_the_network_s() -> None:
+def test_what_a_round_takes_is_collection_embedding_training_and_the_networks_rest() -> None:
     times = ResponseTimes(SENSORS, patience=5.0, now=0.0)
     times.open_round(1, 0.0)
     assert times.close_round((2, 4), 1.0) == 1.0
     times.open_round(2, 1.0)
-    latency = times.measure("probe", ReportedTimes(collection=0.1, embedding=0.2, iteration=0.05), 2.0)
+    latency = times.measure(
+        "probe", ReportedTimes(collection=0.1, embedding=0.2, iteration=0.05), 2.0
+    )
     assert latency == 1.0
     assert times.costs["probe"] == pytest.approx((0.1, 1.0 - 4 * 0.05 - 0.1 - 0.2, 0.05))
 

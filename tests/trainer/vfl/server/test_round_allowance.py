@@ -6,7 +6,13 @@ from trainer.vfl.server.round_allowance import RoundAllowance
 
 def test_a_sensor_has_so_many_rounds_worth_anew_with_every_round() -> None:
     allowance = RoundAllowance(3)
-    assert [allowance.spend("oven", 1, now=0.1) for _ in range(5)] == [True, True, True, False, False]
+    assert [allowance.spend("oven", 1, now=0.1) for _ in range(5)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     allowance.renew(now=0.2)
     assert allowance.spend("oven", 1, now=0.3)
 

@@ -17,7 +17,15 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import frames, vfl_messages
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError
-from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
+from broker_config.protocol.frames import (
+    PART,
+    Embeddings,
+    Graded,
+    Opened,
+    Represented,
+    decode_frame,
+    encode_frame,
+)
 from broker_config.protocol.vfl_messages import Recipe
 from edge.vfl.sensor_rows import RowFile
 from tests.support.paths import WIRE_FILE
@@ -39,9 +47,16 @@ from trainer.vfl.server.status import StatusTracker
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
 SIZES = {"press": 4, "oven": 3}
 SPEC = vfl_messages.VflSpec(
-    federation="paint", run=RUN, software="0.1.0", sensors=("press", "oven"), network="conv", cycles=15,
-    classes=("good", "bad"), channel=vfl_messages.Channel(levels=3), absent="last",
-)  # fmt: skip
+    federation="paint",
+    run=RUN,
+    software="0.1.0",
+    sensors=("press", "oven"),
+    network="conv",
+    cycles=15,
+    classes=("good", "bad"),
+    channel=vfl_messages.Channel(levels=3),
+    absent="last",
+)
 
 
 # What a sensor lacks
@@ -83,20 +98,26 @@ def collecting(*, pairs: bool = False, gaps: bool = True) -> OpenRound:
     return OpenRound(RUN, 2, 7, 5, SIZES, pairs=pairs, gaps=gaps)
 
 
-def embeddings(received: torch.Tensor, second: torch.Tensor | None = None, **fields: Any) -> list[Embeddings]:
+def embeddings(
+    received: torch.Tensor, second: torch.Tensor | None = None, **fields: Any
+) -> list[Embeddings]:
     told = {"run": RUN, "attempt": 2, "round": 7, "session": SESSION, "missing": ()} | fields
     return list(tensor_frames.embedding_frames(received, second, told.pop("missing"), **told))
 
 
-def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_order_and_twice() -> None:
+def test_a_round_is_whole_when_every_row_of_every_sensor_has_arrived_in_any_order() -> None:
     round_, press, oven = collecting(), torch.randn(5, 4), torch.randn(5, 3)
     [frame] = embeddings(press)
     halves = [
-        msgspec.structs.replace(frame, row=row, received=tensor_frames.to_bytes(press[row : row + 3])) for row in (2, 0)
+        msgspec.structs.replace(
+            frame, row=row, received=tensor_frames.to_bytes(press[row : row + 3])
+        )
+        for row in (2, 0)
     ]
     assert round_.find_missing(list(SIZES)) == ["press", "oven"]
     taken = [
-        (round_.add_frame("press", each), round_.received_rows("press")) for each in (*halves[:1] * 2, *halves[1:] * 2)
+        (round_.add_frame("press", each), round_.received_rows("press"))
+        for each in (*halves[:1] * 2, *halves[1:] * 2)
     ]
     assert taken == [(False, 3), (False, 3), (True, 5), (False, 5)]
     assert round_.find_missing(list(SIZES)) == ["oven"]
@@ -117,7 +138,10 @@ GOOD = torch.ones(5, 4)
         ({"received": b"\0" * 15}, "15 bytes are no rows"),
         ({"received": tensor_frames.to_bytes(torch.full((5, 4), torch.nan))}, "NaN or infinity"),
         ({"received": tensor_frames.to_bytes(torch.full((5, 4), torch.inf))}, "NaN or infinity"),
-        ({"received": tensor_frames.to_bytes(torch.full((5, 4), -1e38))}, "a number as large as 1e\\+38"),
+        (
+            {"received": tensor_frames.to_bytes(torch.full((5, 4), -1e38))},
+            "a number as large as 1e\\+38",
+        ),
         ({"row": 1}, "rows 1 to 6 of 5"),
         ({"missing": (5,)}, "row 5 is missing of 5"),
         ({"second": tensor_frames.to_bytes(GOOD)}, "of a second copy"),
@@ -126,7 +150,9 @@ GOOD = torch.ones(5, 4)
         ({"attempt": 3, "round": 1}, "which is not open"),
     ],
 )
-def test_embeddings_that_lie_are_refused_and_their_sender_is_named(lie: dict[str, Any], complaint: str) -> None:
+def test_embeddings_that_lie_are_refused_and_their_sender_is_named(
+    lie: dict[str, Any], complaint: str
+) -> None:
     frame = msgspec.structs.replace(embeddings(GOOD)[0], **lie)
     with pytest.raises(PeerError, match=complaint) as refused:
         collecting().add_frame("press", frame)
@@ -140,7 +166,7 @@ def test_embeddings_of_an_earlier_round_or_attempt_are_without_effect() -> None:
     assert round_.find_missing(["press"]) == ["press"]
 
 
-def test_a_federation_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wants_two_copies() -> None:
+def test_a_federation_that_waits_takes_no_gaps_and_a_learning_denoiser_wants_two_copies() -> None:
     with pytest.raises(PeerError, match="rounds wait for them here"):
         collecting(gaps=False).add_frame("press", embeddings(GOOD, missing=(0,))[0])
     with pytest.raises(PeerError, match="of a second copy"):
@@ -149,11 +175,15 @@ def test_a_federation_that_waits_takes_no_gaps_and_one_whose_denoiser_learns_wan
 
 
 @pytest.mark.parametrize("count", [1, 1000, 5000])
-def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the_last_bit(count: int) -> None:
+def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the_last_bit(
+    count: int,
+) -> None:
     state = {"weight": torch.randn(3, 40), "bias": torch.randn(3)}
     phi = Representation(state, (torch.randn(count, 28), torch.randn(count, 12)))
     labels = torch.randint(3, (count,))
-    made = list(tensor_frames.representation_frames(phi, labels, (2, 0), run=RUN, attempt=1, round=1))
+    made = list(
+        tensor_frames.representation_frames(phi, labels, (2, 0), run=RUN, attempt=1, round=1)
+    )
     payloads = [encode_frame(each) for each in made]
     assert max(map(len, payloads)) < PART + 4096
     back = tensor_frames.RepresentationBuffer(count, (28, 12), 3)
@@ -166,7 +196,9 @@ def test_what_the_head_sends_back_comes_in_parts_that_fit_and_is_the_same_to_the
     assert back.complete
     representation, read = back.whole
     assert torch.equal(read, labels)
-    assert all(torch.equal(*pair) for pair in zip(representation.embeddings, phi.embeddings, strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(representation.embeddings, phi.embeddings, strict=True)
+    )
     assert all(torch.equal(representation.head[name], state[name]) for name in state)
     assert back.iterations == (2, 0)
 
@@ -231,11 +263,15 @@ def test_a_sensor_does_not_do_what_the_spec_does_not_say(frame: Any, lie: dict[s
         check_frame(msgspec.structs.replace(frame, **lie), spec)
 
 
-def test_a_sensor_does_not_take_more_memory_for_a_round_than_it_can_be_meant_to(tmp_path: Path) -> None:
+def test_a_sensor_does_not_take_more_memory_for_a_round_than_it_can_be_meant_to(
+    tmp_path: Path,
+) -> None:
     """A head that names products of two letters would have each take 80 KB here."""
     (tmp_path / "rows.csv").write_text("product,force,heat\n")
     rows = RowFile(tmp_path / "rows.csv", ("force", "heat"))
-    huge = msgspec.structs.replace(SPEC, network="dense", cycles=10_000, window=vfl_messages.Window(start=100_000))
+    huge = msgspec.structs.replace(
+        SPEC, network="dense", cycles=10_000, window=vfl_messages.Window(start=100_000)
+    )
     sensor = SensorTrainer(huge, huge.sensors[0], rows, tmp_path, print, lambda *_, **__: None)
     assert sensor.product_bytes == 4 * (2 * 10_000 + 16 * len(huge.sensors))
     opened = msgspec.structs.replace(ASKED, round=1, first=0, last=100_000, since=0)
@@ -266,7 +302,9 @@ def saved(folder: Path, *rounds: int) -> Checkpoints:
     return checkpoints
 
 
-def test_the_four_newest_checkpoints_are_kept_and_going_back_makes_later_ones_void(tmp_path: Path) -> None:
+def test_the_four_newest_checkpoints_are_kept_and_going_back_makes_later_ones_void(
+    tmp_path: Path,
+) -> None:
     checkpoints = saved(tmp_path, 20, 40, 60, 80, 100)
     assert checkpoints.rounds == kept(tmp_path) == (40, 60, 80, 100)
     assert checkpoints.load(80)["w"].tolist() == [80.0, 80.0]
@@ -276,7 +314,9 @@ def test_the_four_newest_checkpoints_are_kept_and_going_back_makes_later_ones_vo
     assert kept(tmp_path) == (40, 60)
 
 
-def test_the_beginning_can_be_gone_back_to_until_four_checkpoints_have_been_made(tmp_path: Path) -> None:
+def test_the_beginning_can_be_gone_back_to_until_four_checkpoints_have_been_made(
+    tmp_path: Path,
+) -> None:
     checkpoints = saved(tmp_path, 20)
     assert kept(tmp_path) == (0, 20)
     checkpoints.drop(1)
@@ -293,7 +333,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path: Pa
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
     told: list[str] = []
     assert Checkpoints(tmp_path, told.append).rounds == (0, 20)
-    assert told == [f"the checkpoint {newest} is damaged and removed: the newest left is that of round 20"]
+    assert told == [
+        f"the checkpoint {newest} is damaged and removed: the newest left is that of round 20"
+    ]
     assert kept(tmp_path) == (0, 20)
     for path in (beginning, first):
         path.write_bytes(b"")
@@ -306,7 +348,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path: Pa
     assert kept(tmp_path) == (0,)
 
 
-def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:
+def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(
+    tmp_path: Path,
+) -> None:
     spec = vfl_messages.VflSpec(
         federation="f", run=RUN, software="s", sensors=("a",), network="dense", classes=("x", "y")
     )
@@ -318,11 +362,19 @@ def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_
     assert now < second < third
     facts = [
         ClosedRound(
-            round=number, attempt=attempt, first=0, last=9, iterations=(1,), loss=0.5, seconds=0.1,
-            collection={}, communication={}, iteration={},
+            round=number,
+            attempt=attempt,
+            first=0,
+            last=9,
+            iterations=(1,),
+            loss=0.5,
+            seconds=0.1,
+            collection={},
+            communication={},
+            iteration={},
         )
         for number, attempt in ((1, 1), (2, 1), (2, 2))
-    ]  # fmt: skip
+    ]
     journal.close_rounds(RUN, facts[:2])
     journal.close_rounds(RUN, facts[2:])
     journal.close()
@@ -335,11 +387,17 @@ def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_
 # What the head says
 
 
-def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_what_it_would_say() -> None:
-    nobody, endpoint, tracker = cast(Any, None), Endpoint.parse("mqtt://127.0.0.1:1"), StatusTracker(SPEC)
+def test_a_head_cut_off_from_the_broker_outlives_an_hour_without_piling_up_messages() -> None:
+    nobody, endpoint, tracker = (
+        cast(Any, None),
+        Endpoint.parse("mqtt://127.0.0.1:1"),
+        StatusTracker(SPEC),
+    )
     connection = HeadConnection(endpoint, SPEC, SESSION, queue.Queue(), nobody, nobody, nobody)
     for _ in range(3600):
-        overview = tracker.next_overview(41, "open", ["press"], paused=True, awaited="oven", anyway=True)
+        overview = tracker.next_overview(
+            41, "open", ["press"], paused=True, awaited="oven", anyway=True
+        )
         assert overview is not None
         connection.publish_status(overview)
     assert not connection.mqtt.is_crowded
@@ -374,35 +432,57 @@ def test_what_is_absent_is_told_by_the_others_embeddings() -> None:
         rule.substitute(0, [one, 3 * one + 1], present)
     one = torch.randn(5, 2)
     present = torch.tensor([[True, False]] * 5)
-    assert torch.allclose(rule.substitute(0, [one, torch.zeros(5, 2)], present)[1], 3 * one + 1, atol=0.05)
+    assert torch.allclose(
+        rule.substitute(0, [one, torch.zeros(5, 2)], present)[1], 3 * one + 1, atol=0.05
+    )
 
 
 # The first version's bytes
 
 
 HELLO = vfl_messages.VflHello(
-    session=SESSION, run=RUN, software="0.1.0", identity="1" * 16, incarnation=3, columns=2, round=41, kept=(20, 40)
+    session=SESSION,
+    run=RUN,
+    software="0.1.0",
+    identity="1" * 16,
+    incarnation=3,
+    columns=2,
+    round=41,
+    kept=(20, 40),
 )
 OVERVIEW = vfl_messages.VflOverview(
-    run=RUN, time=datetime(2026, 3, 1, 9, 30, tzinfo=UTC), round=41, status="open", loss=0.25, rate=12.5,
+    run=RUN,
+    time=datetime(2026, 3, 1, 9, 30, tzinfo=UTC),
+    round=41,
+    status="open",
+    loss=0.25,
+    rate=12.5,
     sensors=(vfl_messages.SensorState(name="press", present=True, latency=0.03, iterations=2),),
-)  # fmt: skip
+)
 FRAMES = [
     Opened(run=RUN, attempt=1, round=2, first=100, last=1100, since=1000, products=("P1", "P2")),
     embeddings(torch.ones(1, 2), torch.zeros(1, 2), missing=(0,), collection=0.5)[0],
     next(
         tensor_frames.representation_frames(
-            Representation({"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, (torch.ones(1, 2),)),
-            torch.tensor([1]), (2,), run=RUN, attempt=1, round=2,
+            Representation(
+                {"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, (torch.ones(1, 2),)
+            ),
+            torch.tensor([1]),
+            (2,),
+            run=RUN,
+            attempt=1,
+            round=2,
         )
     ),
     next(tensor_frames.gradient_frames(torch.ones(1, 2), 0.5, 2, run=RUN, attempt=1, round=2)),
     frames.Embedded(run=RUN, round=2, product="P1", embedding=b"\0" * 8),
-]  # fmt: skip
+]
 WIRE_V1 = json.loads(WIRE_FILE.read_text())
 
 
-@pytest.mark.parametrize("message", [SPEC, HELLO, OVERVIEW], ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize(
+    "message", [SPEC, HELLO, OVERVIEW], ids=lambda message: type(message).__name__
+)
 def test_the_first_version_s_messages_of_a_federation_decode_for_ever(message: Any) -> None:
     assert decode(json.dumps(WIRE_V1[type(message).__name__]).encode(), type(message)) == message
     assert decode(encode(message), type(message)) == message
@@ -423,15 +503,29 @@ def test_the_journal_keeps_a_round_whose_loss_was_not_finite(tmp_path: Path) -> 
     spec, journal = vfl_spec(), Journal(tmp_path)
     with closing(journal):
         journal.begin(spec)
-        journal.close_rounds(spec.run, [ClosedRound(
-            round=1, attempt=1, first=0, last=9, iterations=(1,), loss=float("nan"), seconds=0.1,
-            collection={}, communication={}, iteration={},
-        )])  # fmt: skip
+        journal.close_rounds(
+            spec.run,
+            [
+                ClosedRound(
+                    round=1,
+                    attempt=1,
+                    first=0,
+                    last=9,
+                    iterations=(1,),
+                    loss=float("nan"),
+                    seconds=0.1,
+                    collection={},
+                    communication={},
+                    iteration={},
+                )
+            ],
+        )
     assert [each.loss for each in history(tmp_path)] == [None]
 
 
 def test_the_error_of_classes_that_are_numbers_is_that_of_their_mean() -> None:
     spec = msgspec.structs.replace(vfl_spec(), classes=("0", "10"), reading="expectation")
     logits, labels = torch.tensor([[0.0, 0.0], [30.0, 0.0]]), torch.tensor([1, 0])
-    assert root_mean_square_error(logits, labels, spec) == pytest.approx(12.5**0.5)  # 5 and 0 beside the label
+    # 5 and 0 beside the label
+    assert root_mean_square_error(logits, labels, spec) == pytest.approx(12.5**0.5)
     assert root_mean_square_error(logits, labels, vfl_spec()) is None
