@@ -220,7 +220,9 @@ def module_options() -> set[str]:
     )
     sources = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
     return {
-        name for source in sources for name in re.findall(r'add_argument\("(--[a-z0-9-]+)"', source)
+        name
+        for source in sources
+        for name in re.findall(r'add_argument\(\s*"(--[a-z0-9-]+)"', source)
     }
 
 

@@ -206,6 +206,8 @@ class Federation:
         lasts.
         """
 
+        spec = self.spec  # as it is now: a test may change it for the next node
+
         def part(session: Session) -> Path | None:
             def report(event: progress.AnyEvent) -> None:
                 session.report(event)
@@ -213,7 +215,7 @@ class Federation:
                     session.ask()
 
             return take_part(
-                self.spec,
+                spec,
                 name,
                 self.images(name),
                 self.endpoint(name),
