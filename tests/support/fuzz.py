@@ -244,9 +244,7 @@ class Coordinators:
         self._ledger.begin_or_continue(spec, broadcast, new=True)
         told: list[object] = []
         endpoint = Endpoint.parse(self._url)
-        self._coordinator = _Coordinator(
-            self._ledger, endpoint, told.append, 0, None, has_ended=False
-        )
+        self._coordinator = _Coordinator(self._ledger, endpoint, told.append, 0, has_ended=False)
         self._stack.callback(self._coordinator.close)
         self._told = told
         self._coordinator._connection.open()
