@@ -29,7 +29,10 @@ PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_pre
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test pages slow nightly bare chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
+.PHONY: venv demo test pages slow nightly bare chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
+
+# Only the environment.
+venv: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
