@@ -18,8 +18,6 @@ from tests.support.mosquitto import BROKER
 from tests.support.unreliable_network import STORM
 from trainer.federation.server.journal import Journal, newest_run
 
-pytestmark = pytest.mark.slow
-
 SMALL = Federation(rounds=4, nodes=3, seed=3)
 Known = tuple[dict[str, Path], verification.Tensors]
 
@@ -31,7 +29,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
     return plants, verification.simulated(SMALL, plants)
 
 
-@pytest.mark.parametrize(("seed", "persistence"), [(2900, True), (2925, False)])
+@pytest.mark.parametrize(
+    ("seed", "persistence"), [(2900, True), pytest.param(2925, False, marks=pytest.mark.slow)]
+)
 def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
     seed: int, persistence: bool, known: Known, tmp_path: Path
 ) -> None:
@@ -44,6 +44,7 @@ def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
     assert verification.missed(strikes, outcome.kills) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "int4"])
 def test_kills_change_no_byte_of_what_is_encrypted(codec: Codec, tmp_path: Path) -> None:
     """Each process of the coordinator has a key of its own, and each of a node is given it anew."""
@@ -57,6 +58,7 @@ def test_kills_change_no_byte_of_what_is_encrypted(codec: Codec, tmp_path: Path)
     assert verification.missed(strikes, outcome.kills) == []
 
 
+@pytest.mark.slow
 def test_kills_change_no_byte_of_masked_sums(tmp_path: Path) -> None:
     """Nodes and coordinator are killed around each step of the masks, too,
     and say again what they have said.
@@ -75,6 +77,7 @@ def test_kills_change_no_byte_of_masked_sums(tmp_path: Path) -> None:
     assert struck & {"before kept masks", "after kept masks"}
 
 
+@pytest.mark.slow
 def test_kills_change_no_byte_of_statistics_nor_of_the_head_made_of_them(tmp_path: Path) -> None:
     federation = Federation(rounds=3, nodes=3, seed=3, method="fedper", head="statistics")
     plants = prepare(federation, tmp_path / "images")
@@ -86,6 +89,7 @@ def test_kills_change_no_byte_of_statistics_nor_of_the_head_made_of_them(tmp_pat
     assert any(name.startswith("global/statistics.") for name in expected)
 
 
+@pytest.mark.slow
 def test_kills_and_a_restored_coordinator_change_no_byte_of_coded_updates(tmp_path: Path) -> None:
     federation = SMALL._replace(rounds=8, codec="int4")
     plants = prepare(federation, tmp_path / "images")
@@ -101,6 +105,7 @@ def test_kills_and_a_restored_coordinator_change_no_byte_of_coded_updates(tmp_pa
     assert outcome.again is not None
 
 
+@pytest.mark.slow
 def test_twins_give_way_and_say_why_and_a_restored_coordinator_changes_no_byte(
     known: Known, tmp_path: Path
 ) -> None:
@@ -116,6 +121,7 @@ def test_twins_give_way_and_say_why_and_a_restored_coordinator_changes_no_byte(
     assert outcome.again is not None
 
 
+@pytest.mark.slow
 def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
     plants, expected = known
     outcome = ChaosRun(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()
@@ -125,6 +131,7 @@ def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_hundred_kills_hit_every_victim_and_both_sides_of_every_transition() -> None:
     nodes = tuple(f"plant-{number}" for number in range(5))
     for seed in range(20):
@@ -151,6 +158,7 @@ def quiet(known: Known, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_byte_that_differs_a_round_that_is_lost_and_one_that_is_trained_twice_are_seen(
     quiet: Path, known: Known, tmp_path: Path
 ) -> None:
