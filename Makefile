@@ -37,7 +37,7 @@ venv: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
 
-# Installs programs if it may, else unpacks them into the environment, where tests/conftest.py finds them.
+# As root: installs programs. Otherwise: unpacks them into the environment, where tests/conftest.py finds them.
 PROGRAMS := tests/programs.sh $(VENV)/programs
 NEEDED := mosquitto openssl git
 

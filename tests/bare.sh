@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gives the README's two commands as a new user does: on a fresh clone, in a bare Debian that has Python and make but no
+# Runs the README's two commands as a new user would: on a fresh clone, in a bare Debian that has Python and make but no
 # broker, no compiler, no browser and no git, first without root. Then root fetches what the tests need.
 # Needs root. Usage: tests/bare.sh
 set -euo pipefail
@@ -37,6 +37,9 @@ for name in $(compgen -e | grep -iE '^(PIP_|UV_|SSL_CERT_FILE$|https?_proxy$|no_
   if [ -d "${!name}" ]; then
     mkdir -p "$bare${!name}"
     mount --bind -o ro "${!name}" "$bare${!name}"
+  elif [ -f "${!name}" ]; then
+    mkdir -p "$bare$(dirname "${!name}")"
+    cp "${!name}" "$bare${!name}"
   fi
 done
 
@@ -61,9 +64,10 @@ if [ -n "$(find "$bare/home/plant/edge-node/.venv/programs" -name 'mosquitto*' 2
   exit 1
 fi
 as plant "cd ~/edge-node && time make test"
+as plant "cd ~/edge-node && tests/programs.sh /tmp/one git && /tmp/one/bin/git --version"
 as root "cd /home/plant/edge-node && tests/programs.sh /tmp/programs mosquitto openssl git && mosquitto_passwd -b -c /tmp/passwords a b"
 if [ -e "$bare/tmp/programs/root" ]; then
   echo "root was given unpacked programs, not installed ones" >&2
   exit 1
 fi
-rm -rf --one-file-system "$bare/home"
+rm -rf "$bare/home/plant/edge-node"

@@ -92,7 +92,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         name = mark.args[0]
         if NEEDS[name].here:
             continue
-        if os.environ.get("CI"):
+        if os.environ.get("CI", "") not in ("", "0", "false"):
             pytest.fail(f"needs {name}: {NEEDS[name].remedy}", pytrace=False)
         pytest.skip(f"needs {name}")
 

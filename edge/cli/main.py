@@ -86,7 +86,8 @@ def run(commands: typer.Typer, name: str = "edge-node") -> None:
         try:
             command_tree(commands)()
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by the shell: >&-
+                sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed the pipe
         _discard_output()
         sys.exit(EdgeNodeError.exit_code)
@@ -104,6 +105,8 @@ def _discard_output() -> None:
     """Drop what standard output did not take: Python would try to write it again when the
     process ends.
     """
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.flush()
     except OSError:

@@ -44,10 +44,8 @@ def find_needs() -> dict[str, Need]:
     """Look for everything that a test can need."""
     return {
         "chromium": Need(find_chromium() is not None, "make pages"),
-        "a C compiler": Need(shutil.which("cc") is not None, "run as root: make slow"),
-        "systemd-analyze": Need(
-            shutil.which("systemd-analyze") is not None, "run as root: make slow"
-        ),
+        "a C compiler": Need(shutil.which("cc") is not None, "make slow as root"),
+        "systemd-analyze": Need(shutil.which("systemd-analyze") is not None, "make slow as root"),
         LIBPYTHON: Need(_can_load(f"{LIBPYTHON}.so.1.0"), f"apt install {LIBPYTHON}"),
-        "root": Need(os.geteuid() == 0, "run the same command as root"),
+        "root": Need(os.geteuid() == 0, "the same command as root"),
     }
