@@ -33,7 +33,14 @@ REPETITIONS = 5
 def contributions(asked: argparse.Namespace) -> list[tuple[Arrays, Arrays]]:
     """What the first node sends in each round, and the round's broadcast."""
     catalogue = class_folders.scan(asked.data)
-    request = Request("fedavg", weights=asked.weights, size=64, rounds=asked.rounds, codec="none")
+    request = Request(
+        "fedavg",
+        model="mobilenet_v2",
+        weights=asked.weights,
+        size=64,
+        rounds=asked.rounds,
+        codec="none",
+    )
     request = request._replace(training={"local_epochs": 6})
     spec, broadcast = draft(request, federation="benchmark", classes=catalogue.classes, nodes=5)
     found: list[tuple[Arrays, Arrays]] = []

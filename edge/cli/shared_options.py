@@ -119,10 +119,10 @@ Method = Annotated[
     typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", show_default=DEFAULT_METHOD),
 ]
 WEIGHTS = (
-    "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are "
-    "downloaded), surface (for mobilenet_v2, come with edge-node), none, a safetensors FILE (of "
-    "torchvision's names), or auto: model and weights that suit the images best (simulate; "
-    "coordinate, after a preview)."
+    "Initial weights: imagenet (for efficientnet_lite0 they come with edge-node, others are "
+    "downloaded), surface (for mobilenet_v2, from drawn images; come with edge-node), none, a "
+    "safetensors FILE (of torchvision's names), or auto: model and weights that suit the images "
+    "best (simulate; coordinate, after a preview)."
 )
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 SIZE = "Width and height of the network's input, pixels."
@@ -365,7 +365,7 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
             metavar="NAME=VALUE",
             help=(
                 "An option of the method, e.g. lambda=0.1, dimensions=256 or "
-                "others=efficientnet_lite0."
+                "others=mobilenet_v2_mid."
             ),
         ),
         Panel.TRAINING,
@@ -385,16 +385,19 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         str,
         typer.Option(
             help=(
-                "mobilenet_v2, efficientnet_lite0, resnet18, resnet50, small, or a texture "
+                "efficientnet_lite0, mobilenet_v2, resnet18 or resnet50, each also with _mid, "
+                "which takes features from the middle of the network; small; or a texture "
                 "network such as fedtfi_small."
             ),
-            show_default="mobilenet_v2, or what a method needs",
+            show_default="efficientnet_lite0_mid, or what a method needs",
         ),
     ] = ""
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)] = ""
     size: Annotated[
         int,
-        typer.Option(help=SIZE, show_default="128; 64 for small; a texture network's own"),
+        typer.Option(
+            help=SIZE, show_default="224 for efficientnet_lite0_mid, else 128; 64 for small"
+        ),
         Panel.TRAINING,
     ] = 0
     training: Annotated[
@@ -561,8 +564,7 @@ def report_weights(request: "Request", given: str, show: "Report") -> None:
             Note(
                 text=(
                     "ImageNet's weights are out of reach: starting from those that come with "
-                    "edge-node (surface); --model efficientnet_lite0 has ImageNet's without a "
-                    "connection"
+                    "edge-node (surface); the default model has ImageNet's without a connection"
                 )
             )
         )

@@ -66,7 +66,7 @@ class DemoModelOptions(ModelOptions, frozen=True, kw_only=True):
     ] = ""
     size: Annotated[
         int,
-        typer.Option(help=SIZE, show_default="128; 64 for small and on drawn images"),
+        typer.Option(help=SIZE, show_default="as for simulate; 64 on drawn images"),
         Panel.TRAINING,
     ] = 0
 
@@ -82,6 +82,7 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
 
     from trainer import progress
     from trainer.demo.federation_demo import run
+    from trainer.methods.base import MODEL
     from trainer.models.catalogue import SHIPPED
     from trainer.report import summary
     from trainer.statistics.encoder_choice import AUTO
@@ -96,6 +97,8 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
     data = options.data
     out = options.out
     if data is None:
+        if wanted.chosen_model() == MODEL:
+            wanted = replace(wanted, model=wanted.model or "mobilenet_v2")
         wanted = replace(wanted, size=wanted.size or 64)
         # then a demo without a folder needs no connection
         if shipped := SHIPPED.get(wanted.chosen_model()):

@@ -13,7 +13,7 @@ from research.fedtfi.variants import FRAMEWORKS, Variant
 from research.runner.panels import Entry
 from research.runner.tuning import Pool, Trial
 from trainer.federation.simulation import Device
-from trainer.models.catalogue import SIZES
+from trainer.models.catalogue import ONLY_SIZE
 
 
 class Scenario(NamedTuple):
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
             options=trial.options,
             model=variant.model,
             weights=self.weights[variant.model],
-            size=SIZES[variant.model],
+            size=ONLY_SIZE[variant.model],
             training=trial.training,
             rounds=self.preset.rounds,
             seed=seed,

@@ -79,7 +79,9 @@ def observe(
         s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test)))
         for s in shares
     }
-    request = Request(method=method, weights=weights, size=SIZE, rounds=rounds, seed=seed)
+    request = Request(
+        method=method, model="mobilenet_v2", weights=weights, size=SIZE, rounds=rounds, seed=seed
+    )
     spec, broadcast = draft(
         request._replace(aggregate="mean"), federation="prior", classes=classes, nodes=NODES
     )

@@ -97,7 +97,14 @@ def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
         )
         for s in shares
     }
-    request = Request("afedcl", weights=asked.weights, size=SIZE, rounds=asked.rounds, seed=seed)
+    request = Request(
+        "afedcl",
+        model="mobilenet_v2",
+        weights=asked.weights,
+        size=SIZE,
+        rounds=asked.rounds,
+        seed=seed,
+    )
     request = request._replace(aggregate="mean")
     spec, broadcast = draft(request, federation="drift", classes=catalogue.classes, nodes=NODES)
     models = simulate(spec, broadcast, images, evaluate_every=asked.rounds).models

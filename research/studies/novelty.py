@@ -157,7 +157,14 @@ def observe(
         s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test)))
         for s in shares
     }
-    request = Request("afedcl", weights=weights, size=SIZE, rounds=trial.rounds, seed=trial.seed)
+    request = Request(
+        "afedcl",
+        model="mobilenet_v2",
+        weights=weights,
+        size=SIZE,
+        rounds=trial.rounds,
+        seed=trial.seed,
+    )
     spec, broadcast = draft(
         request._replace(aggregate="mean"), federation="novelty", classes=classes, nodes=NODES
     )

@@ -25,7 +25,7 @@ from trainer.federation.server.journal import history
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.operator_actions import request
 from trainer.federation.server.spec import Participation, Request, draft
-from trainer.models.catalogue import SIZES
+from trainer.models.catalogue import ONLY_SIZE
 from trainer.models.named_tensors import Arrays
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
@@ -123,13 +123,13 @@ class Federation:
         **options: str,
     ):
         # a texture network's stem is then seen once
-        training = {"local_epochs": 1, "augment": model not in SIZES}
+        training = {"local_epochs": 1, "augment": model not in ONLY_SIZE}
         request = Request(
             method,
             options,
             model,
             "none",
-            SIZES.get(model, 32),
+            ONLY_SIZE.get(model, 32),
             training,
             rounds=rounds,
             seed=7,

@@ -7,7 +7,7 @@ from torch import nn
 
 from trainer.models import catalogue
 from trainer.models.encoders.encoder import Encoder
-from trainer.models.encoders.pooled_features import PooledFeatures
+from trainer.models.encoders.staged_encoder import StagedEncoder
 
 NAME = "tiny"
 _FEATURES = 8
@@ -24,4 +24,5 @@ def register_tiny_encoder(put: Callable[[Any, str, Any], None] = dict.__setitem_
 
 
 def _build() -> nn.Module:
-    return PooledFeatures(nn.Sequential(nn.Conv2d(3, _FEATURES, 3, stride=2, padding=1), nn.ReLU()))
+    layers = nn.Sequential(nn.Conv2d(3, _FEATURES, 3, stride=2, padding=1), nn.ReLU())
+    return StagedEncoder({"features": layers}, ["features"])

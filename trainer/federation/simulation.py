@@ -33,8 +33,8 @@ from trainer.federation.update_codec import (
     is_coded,
 )
 from trainer.methods import make
-from trainer.methods.base import WHOLE, Method, Metrics
-from trainer.models.catalogue import SHIPPED
+from trainer.methods.base import MODEL, WHOLE, Method, Metrics
+from trainer.models.catalogue import CANDIDATES, DEFAULT_SIZE
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
 from trainer.privacy.plan import describe as describe_privacy
@@ -378,7 +378,11 @@ def _resolve_weights(request: Request) -> list[Request]:
     """The request, or one for each encoder among which the images are to choose."""
     if request.weights != AUTO:
         return [request]
-    return [request._replace(model=model, weights=choose_weights(model)) for model in SHIPPED]
+    size = request.size or DEFAULT_SIZE[MODEL]
+    return [
+        request._replace(model=model, weights=choose_weights(model), size=size)
+        for model in CANDIDATES
+    ]
 
 
 def _choose_encoder(

@@ -33,7 +33,7 @@ Metrics = dict[str, float]
 WHOLE = ("encoder", "classifier")
 """The plain model."""
 
-MODEL = "mobilenet_v2"
+MODEL = "efficientnet_lite0_mid"
 """The model of a federation, if neither it nor its method names one."""
 ROUNDS = 30
 """Rounds in which a federation trains, if neither it nor its method names a number."""

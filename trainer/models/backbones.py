@@ -3,7 +3,7 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
 from trainer.models.catalogue import KNOWN, SHIPPED, find_shipped, suggest_weights
-from trainer.models.encoders.pooled_features import PooledFeatures
+from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture import texture_weights
 from trainer.models.texture.texture_presets import PRESETS
@@ -35,16 +35,9 @@ def build(model: str) -> nn.Module:
 
 
 def feature_map(encoder: nn.Module, images: Tensor) -> Tensor:
-    """[n, 3, S, S] -> what the last convolution gives, [n, features, h, w];
-    its mean is the encoder's features.
-    """
-    if isinstance(encoder, PooledFeatures):
-        return cast(Tensor, encoder.features(images))
-    for name, layer in encoder.named_children():  # in the order in which they run
-        if name == "avgpool":
-            break
-        images = layer(images)
-    return images
+    """Return the maps [n, features, h, w] whose means are the encoder's features."""
+    assert isinstance(encoder, StagedEncoder)  # a texture network has no such maps
+    return encoder.feature_map(images)
 
 
 def draw(model: str, seed: int) -> Arrays:

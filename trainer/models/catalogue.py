@@ -17,8 +17,14 @@ FEATURES = {name: each.features for name, each in KNOWN.items()}
 VALUES = {name: each.values for name, each in KNOWN.items()}
 """How many numbers each backbone's encoder holds."""
 
-SIZES = {name: preset.size for name, preset in PRESETS.items()}
+LACKS = {name: each.lacks for name, each in ENCODERS.items()}
+"""What published weights hold beside a backbone's own tensors: beginnings of names."""
+
+ONLY_SIZE = {name: preset.size for name, preset in PRESETS.items()}
 """Pixels of the images that a backbone takes, where it takes one size only."""
+
+DEFAULT_SIZE = {name: each.size for name, each in KNOWN.items()}
+"""Pixels of the images that a backbone takes, if a federation names none."""
 
 SHIPPED = {name: each.shipped for name, each in ENCODERS.items() if each.shipped}
 """By backbone.
@@ -27,10 +33,14 @@ SHIPPED = {name: each.shipped for name, each in ENCODERS.items() if each.shipped
 """
 
 
-def find_shipped(model: str, weights: str) -> Path | None:
-    """The file of these weights, if it comes with the package."""
+CANDIDATES = ("efficientnet_lite0_mid", "mobilenet_v2_mid")
+"""The backbones that `--weights auto` chooses among."""
+
+
+def find_shipped(model: str, weights: str) -> tuple[Path, ...]:
+    """Return the files of these weights; none if they do not come with the package."""
     shipped = SHIPPED.get(model)
-    return shipped.file if shipped and shipped.weights == weights else None
+    return shipped.files if shipped and shipped.weights == weights else ()
 
 
 def suggest_weights(model: str) -> str:

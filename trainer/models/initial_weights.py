@@ -12,7 +12,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.protocol.errors import UsageError
-from trainer.models.catalogue import FEATURES, SHIPPED, VALUES, find_shipped, suggest_weights
+from trainer.models.catalogue import (
+    FEATURES,
+    LACKS,
+    SHIPPED,
+    VALUES,
+    find_shipped,
+    suggest_weights,
+)
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.texture.texture_weights import rename_pretrained
@@ -92,7 +99,9 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
             backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
         )
     else:
-        encoder = _read_weights(model, shipped or Path(weights))
+        encoder = {}
+        for path in shipped or (Path(weights),):
+            encoder |= _read_weights(model, path)
         found = sum(array.size for array in encoder.values())
         if found != VALUES[model]:
             begun = _apply_beginning(model, weights, seed, encoder) if model in PRESETS else None
@@ -167,8 +176,9 @@ def _read_weights(model: str, path: Path) -> Arrays:
         raise UsageError(
             f"{path} holds NaN or infinity", "take weights of a training that has not diverged"
         )
+    left_out = (*_HEADS, *LACKS.get(model, ()))
     return {
         name: array.astype(np.float32)
         for name, array in arrays.items()
-        if not name.startswith(_HEADS) and not name.endswith("num_batches_tracked")
+        if not name.startswith(left_out) and not name.endswith("num_batches_tracked")
     }

@@ -141,7 +141,7 @@ def choose(folder: Path) -> tuple[str, str]:
     if told is None or not costs:
         raise UsageError(
             f"no plant has said in {folder} which encoder suits it",
-            f"run edge-node coordinate --method {PREVIEW} --option others=efficientnet_lite0 "
+            f"run edge-node coordinate --method {PREVIEW} --option others=mobilenet_v2_mid "
             "with this --state first, and edge-node preview at each plant; then --new --weights "
             "auto here",
         )

@@ -8,8 +8,7 @@ image.
 """
 
 from collections.abc import Iterator
-from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from trainer.models import backbones
+from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
 MODEL = "efficientnet_lite0"  # its ImageNet weights come with the package
 # last blocks of its fourth and fifth stage, with 80 and 112 channels: later ones blur the place
-_TAPS = (7, 10)
+_TAPS = ("_blocks.7", "_blocks.10")
 # of the mean over places: a small defect counts, and so does a surface that is strange all over
 _POWER = 4
 _BATCH = 16  # images
@@ -44,28 +44,18 @@ class PlaceFeatures(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        encoder = backbones.build(MODEL)
+        self.encoder = cast(StagedEncoder, backbones.build(MODEL))
         arrays = strip_prefix("encoder", initial_encoder(MODEL, "imagenet", seed=0))
-        for name, value in encoder.state_dict().items():
+        for name, value in self.encoder.state_dict().items():
             value.copy_(torch.from_numpy(arrays[name]))
-        layers = dict(encoder.named_children())
-        self.stem = nn.Sequential(
-            *takewhile(lambda layer: layer is not layers["_blocks"], layers.values())
-        )
-        self.blocks = nn.ModuleList([*layers["_blocks"].children()][: max(_TAPS) + 1])
         self.register_buffer("mean", torch.tensor(_MEAN)[:, None, None])
         self.register_buffer("std", torch.tensor(_STD)[:, None, None])
         self.eval()
 
     def forward(self, image: Tensor) -> Tensor:
         """Uint8 [n, S, S, 3] -> [n, 192, S / 16, S / 16], rounded up."""
-        values = self.stem((image.permute(0, 3, 1, 2).float() - self.mean) / self.std)
-        found = []
-        for number, block in enumerate(self.blocks):
-            values = block(values)
-            if number in _TAPS:
-                found.append(_smooth(values))
-        return torch.cat(found, 1)
+        values = (image.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        return torch.cat([_smooth(each) for each in self.encoder.maps(values, _TAPS)], 1)
 
     @torch.no_grad()
     def of_images(self, images: np.ndarray) -> Iterator[Tensor]:

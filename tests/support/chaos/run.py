@@ -21,7 +21,7 @@ from tests.support.mosquitto import Mosquitto
 from tests.support.plants import CLASSES, draw
 from tests.support.provisioned_federation import make
 from tests.support.unreliable_network import FaultRates, UnreliableProxy
-from trainer.models.catalogue import SIZES
+from trainer.models.catalogue import ONLY_SIZE
 
 _PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
 _AGAIN = 0.5  # seconds until a process that gave up is started again
@@ -72,7 +72,7 @@ class Federation(NamedTuple):
     @property
     def size(self) -> int:
         """Of its images, pixels."""
-        return SIZES.get(self.model, 32)
+        return ONLY_SIZE.get(self.model, 32)
 
     @property
     def names(self) -> tuple[str, ...]:

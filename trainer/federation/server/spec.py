@@ -31,7 +31,7 @@ from trainer.federation.server.robust_rules import RULES
 from trainer.methods import RECOMMENDED, complete_options, make
 from trainer.methods.base import MODEL, Method, Phase
 from trainer.methods.statistics_head import add_candidates, list_encoders
-from trainer.models.catalogue import FEATURES, SIZES
+from trainer.models.catalogue import DEFAULT_SIZE, FEATURES, ONLY_SIZE
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
 from trainer.option_values import allowed
@@ -46,7 +46,7 @@ class Request(NamedTuple):
     options: Mapping[str, Option | str] = {}  # of the method
     model: str = MODEL
     weights: str = ""  # none, surface, imagenet or a file; by default as `choose_weights` says
-    size: int = 0  # pixels; by default a texture network's own, 64 for `small`, else 128
+    size: int = 0  # pixels; by default what suits the model
     # fields of Training that differ from `suited_training`
     training: Mapping[str, Option | str] = {}
     # of training; by default as `trainer.methods` says, or none where nothing is trained
@@ -318,14 +318,13 @@ def _count_rounds(request: Request, method: Method) -> int:
 
 
 def _size(request: Request) -> int:
-    only = SIZES.get(request.model)
+    only = ONLY_SIZE.get(request.model)
     if only and request.size not in (0, only):
         raise UsageError(
             f"{request.model} takes images of {only} pixels, not {request.size}",
             f"leave out --size, or take {only}",
         )
-    default = 64 if request.model == "small" else 128
-    return only or request.size or default
+    return request.size or DEFAULT_SIZE[request.model]
 
 
 def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...]:

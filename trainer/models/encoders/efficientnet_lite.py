@@ -11,10 +11,14 @@ from typing import NamedTuple, cast
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainer.models.encoders.staged_encoder import StagedEncoder
+
 _EPS = 1e-3
 # channels of the first and the last convolution
 _FIRST = 32
 _LAST = 1280
+# the last block of the stage with 192 channels; its maps are as large as those of the end
+_MIDDLE = "_blocks.14"
 
 
 class _Stage(NamedTuple):
@@ -67,16 +71,13 @@ class _Residual(nn.Sequential):
         return images + cast(Tensor, super().forward(images))  # type: ignore[no-untyped-call]
 
 
-class _Mean(nn.Module):
-    """Global average pooling, in an operation that can be mapped over nodes."""
+def efficientnet_lite0(directions: int = 0) -> StagedEncoder:
+    """Return the network: images [n, 3, S, S] -> features [n, 1280].
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """[n, c, h, w] -> [n, c]."""
-        return maps.mean((2, 3))
-
-
-def efficientnet_lite0() -> nn.Sequential:
-    """Images [n, 3, S, S] -> features [n, 1280]."""
+    With `directions` D the features are those of the middle of the network beside those of its end:
+    [n, 192 + D]. The middle tells textures apart, the end objects. A linear layer without a bias
+    brings the 1,280 channels of the end to D.
+    """
     layers = OrderedDict(_layers("_conv_stem", "_bn0", 3, _FIRST, kernel=3, stride=2))
     blocks = []
     inputs = _FIRST
@@ -87,7 +88,10 @@ def efficientnet_lite0() -> nn.Sequential:
             inputs = stage.channels
     layers["_blocks"] = nn.Sequential(*blocks)
     layers |= _layers("_conv_head", "_bn1", inputs, _LAST)
-    return nn.Sequential(layers | {"avgpool": _Mean()})
+    if not directions:
+        return StagedEncoder(layers, ["_bn1_relu"])
+    layers["_projection"] = nn.Conv2d(_LAST, directions, 1, bias=False)
+    return StagedEncoder(layers, [_MIDDLE, "_projection"])
 
 
 def _block(stage: _Stage, inputs: int, stride: int) -> nn.Sequential:

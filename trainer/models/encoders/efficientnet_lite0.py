@@ -1,4 +1,8 @@
-"""EfficientNet-Lite0, with Google's ImageNet weights."""
+"""EfficientNet-Lite0, with Google's ImageNet weights.
+
+`efficientnet_lite0_mid` is the default of a federation: its features are those of the middle of the
+network beside those of its end. research/pretraining/convert_lite0.py made both files of weights.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,10 @@ from trainer.models.encoders.encoder import PRETRAINED, Encoder, Shipped
 if TYPE_CHECKING:
     from torch import nn
 
+_WEIGHTS = PRETRAINED / "imagenet_efficientnet_lite0.safetensors"
+_DIRECTIONS = PRETRAINED / "imagenet_efficientnet_lite0_directions.safetensors"
+_COUNT = 128  # directions of the end's features
+
 
 def _build() -> nn.Module:
     from trainer.models.encoders import efficientnet_lite  # noqa: PLC0415  (imports torch)
@@ -16,9 +24,22 @@ def _build() -> nn.Module:
     return efficientnet_lite.efficientnet_lite0()
 
 
+def _build_middle() -> nn.Module:
+    from trainer.models.encoders import efficientnet_lite  # noqa: PLC0415  (imports torch)
+
+    return efficientnet_lite.efficientnet_lite0(_COUNT)
+
+
 EFFICIENTNET_LITE0 = Encoder(
     features=1280,
     values=3_413_024,
     build=_build,
-    shipped=Shipped("imagenet", PRETRAINED / "imagenet_efficientnet_lite0.safetensors"),
+    shipped=Shipped("imagenet", (_WEIGHTS,)),
+)
+EFFICIENTNET_LITE0_MID = Encoder(
+    features=192 + _COUNT,
+    values=3_413_024 + 1280 * _COUNT,
+    build=_build_middle,
+    shipped=Shipped("imagenet", (_WEIGHTS, _DIRECTIONS)),
+    size=224,
 )

@@ -16,7 +16,7 @@ class Shipped(NamedTuple):
     """Weights that come with the package."""
 
     weights: str  # what `--weights` calls them
-    file: Path
+    files: tuple[Path, ...]  # each holds some of the tensors
 
 
 class Encoder(NamedTuple):
@@ -31,6 +31,9 @@ class Encoder(NamedTuple):
         ""
     )
     shipped: Shipped | None = None
+    # what published and shipped weights hold beside its own tensors: beginnings of names
+    lacks: tuple[str, ...] = ()
+    size: int = 128  # pixels of the images, if a federation names none
 
 
 PRETRAINED = Path(__file__).parent.parent / "pretrained"

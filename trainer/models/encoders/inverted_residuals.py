@@ -9,6 +9,8 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
+from trainer.models.encoders.staged_encoder import StagedEncoder
+
 # channels of the first and the last convolution
 _FIRST = 32
 _LAST = 1280
@@ -58,21 +60,25 @@ class _Block(nn.Module):
         return images + out if self.is_residual else out
 
 
-def mobilenet_v2() -> nn.Sequential:
-    """Images [n, 3, S, S] -> maps [n, 1280, S / 32, S / 32]."""
+def mobilenet_v2(stages: int = len(_STAGES)) -> StagedEncoder:
+    """Return the network: images [n, 3, S, S] -> features [n, 1280].
+
+    It may end after fewer stages; after the fifth, features are [n, 96].
+    """
     blocks = []
     inputs = _FIRST
-    for stage in _STAGES:
+    for stage in _STAGES[:stages]:
         for number in range(stage.blocks):
             stride = stage.stride if number == 0 else 1
             blocks.append(_Block(inputs, stage.channels, stride, stage.expansion))
             inputs = stage.channels
-    network = nn.Sequential(_layer(3, _FIRST, kernel=3, stride=2), *blocks, _layer(inputs, _LAST))
+    last = [_layer(inputs, _LAST)] if stages == len(_STAGES) else []
+    network = nn.Sequential(_layer(3, _FIRST, kernel=3, stride=2), *blocks, *last)
     for module in network.modules():
         # which torch would load its compiler for
         if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
-    return network
+    return StagedEncoder({"features": network}, ["features"])
 
 
 def _layer(

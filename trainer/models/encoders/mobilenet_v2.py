@@ -1,4 +1,4 @@
-"""MobileNetV2, with weights for surfaces."""
+"""MobileNetV2, whole or up to its middle, with weights for surfaces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from trainer.models.encoders.encoder import PRETRAINED, Encoder, Shipped
 if TYPE_CHECKING:
     from torch import nn
 
+_SURFACE = Shipped("surface", (PRETRAINED / "surface_mobilenet_v2.safetensors",))
+_STAGES = 5  # of the variant that ends in the middle
+
 
 def _build() -> nn.Module:
     from trainer.models.encoders import inverted_residuals  # noqa: PLC0415  (imports torch)
-    from trainer.models.encoders.pooled_features import PooledFeatures  # noqa: PLC0415  (likewise)
 
-    return PooledFeatures(inverted_residuals.mobilenet_v2())
+    return inverted_residuals.mobilenet_v2()
+
+
+def _build_middle() -> nn.Module:
+    from trainer.models.encoders import inverted_residuals  # noqa: PLC0415  (imports torch)
+
+    return inverted_residuals.mobilenet_v2(_STAGES)
 
 
 MOBILENET_V2 = Encoder(
@@ -22,5 +30,13 @@ MOBILENET_V2 = Encoder(
     values=2_257_984,
     build=_build,
     imagenet="MobileNet_V2_Weights",
-    shipped=Shipped("surface", PRETRAINED / "surface_mobilenet_v2.safetensors"),
+    shipped=_SURFACE,
+)
+MOBILENET_V2_MID = Encoder(
+    features=96,
+    values=558_656,
+    build=_build_middle,
+    imagenet="MobileNet_V2_Weights",
+    shipped=_SURFACE,
+    lacks=tuple(f"features.{number}." for number in range(14, 19)),
 )

@@ -18,7 +18,7 @@ def _build() -> nn.Module:
     from torch import nn  # noqa: PLC0415  (takes seconds)
 
     # Imports torch
-    from trainer.models.encoders.pooled_features import PooledFeatures  # noqa: PLC0415
+    from trainer.models.encoders.staged_encoder import StagedEncoder  # noqa: PLC0415
 
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(_WIDTHS):
@@ -27,7 +27,7 @@ def _build() -> nn.Module:
             nn.GroupNorm(8, outputs),
             nn.ReLU(),
         ]
-    return PooledFeatures(nn.Sequential(*layers))
+    return StagedEncoder({"features": nn.Sequential(*layers)}, ["features"])
 
 
-SMALL = Encoder(features=_WIDTHS[-1], values=60_864, build=_build)
+SMALL = Encoder(features=_WIDTHS[-1], values=60_864, build=_build, size=64)
