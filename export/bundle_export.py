@@ -233,10 +233,20 @@ def _write_bundle(
     content = graph.content
     sure = None
     reference = None
-    if not isinstance(model.held_out, str):
+    if isinstance(model.held_out, str):
+        sure = metadata.confidence  # the images may be gone, what they told is not
+        content = set_temperature(content, sure.temperature) if sure else content
+    else:
         sure = held_out.calibrate_confidence(content, model.held_out, metadata)
         content = set_temperature(content, sure.temperature)
-        reference = held_out.build_reference(content, model.held_out, metadata, model.tensors)
+        novelty = {
+            each.digest: each.novelty
+            for each in personal_model.load_predictions(model.source)
+            if each.novelty is not None
+        }
+        reference = held_out.build_reference(
+            content, model.held_out, metadata, model.tensors, novelty
+        )
     running = open_session(content)
     golden = draw_test_images(metadata.preprocessing.size, 1)
     there = output_names(running)

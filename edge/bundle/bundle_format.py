@@ -124,9 +124,10 @@ class HeldOut(Struct, frozen=True, kw_only=True):
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
-    """How far the model's confidence can be trusted, measured on the node's held-out images."""
+    """How far the model's confidence can be trusted, measured on images it has not seen."""
 
     images: int  # on which it was measured
+    groups: int = 0  # of look-alikes among them; 0: unknown, as in bundles of older versions
     temperature: float = 1.0  # by which the graph divides its logits
     # share of them that reach the threshold of their class, under a line's default prior
     coverage: float = 1.0

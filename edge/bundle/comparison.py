@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 CandidateName = Literal["alone", "together", "mixed"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Difference = Annotated[float, Meta(ge=-1, le=1)]
-FEW = 10  # images, below which an interval says little, and no candidate is chosen by them
+FEW = 10  # images, below which an interval says little
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """
 
     images: Annotated[int, Meta(ge=1)]
-    # in folds; then the average has seen them, and all but `alone` look a little better
+    # whether each image was left out of the model that predicts it, instead of held out from all
     cross_validated: bool = False
     guessing: Share  # accuracy of naming always the commonest of these images' classes
     alone: Candidate
@@ -56,9 +56,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
             candidate: Candidate = getattr(self, name)
             difference = f" ({_describe_gain(candidate)})" if name == compared else ""
             shown.append(f"{name} {_percent(candidate.accuracy)}{difference}")
-        how = "cross-validated" if self.cross_validated else "held-out"
+        how = "images, each left out in turn" if self.cross_validated else "held-out images"
         return (
-            f"on {self.images} {how} images: {', '.join(shown)}, guessing "
+            f"on {self.images} {how}: {', '.join(shown)}, guessing "
             f"{_percent(self.guessing)}: {self.deployed} is deployed"
         )
 

@@ -114,9 +114,16 @@ def _partition_help() -> str:
 
 METHODS = _method_names()
 DEFAULT_METHOD = _recommended_method()
+ONE_MESSAGE = "gaussian"
 Method = Annotated[
     str | None,
-    typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", show_default=DEFAULT_METHOD),
+    typer.Option(
+        help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.",
+        show_default=(
+            f"{ONE_MESSAGE}, one message of sums; {DEFAULT_METHOD} with --rounds or another option "
+            "of training"
+        ),
+    ),
 ]
 WEIGHTS = (
     "Initial weights: imagenet (for efficientnet_lite0 they come with edge-node, others are "
@@ -418,8 +425,13 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         from trainer.federation.server.spec import suited_model
 
         return self.model or suited_model(
-            self.method or DEFAULT_METHOD, parse_pairs(self.option, "--option")
+            self.chosen_method(), parse_pairs(self.option, "--option")
         )
+
+    def chosen_method(self) -> str:
+        """The method that is named; by default one that trains only if training is asked for."""
+        trains = self.rounds or self.option or self.training or self.head != "trained"
+        return self.method or (DEFAULT_METHOD if trains else ONE_MESSAGE)
 
     def request(self) -> "Request":
         """The federation that the options describe."""
@@ -428,7 +440,7 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
 
         model = self.chosen_model()
         request = Request(
-            method=self.method or DEFAULT_METHOD,
+            method=self.chosen_method(),
             options=parse_pairs(self.option, "--option"),
             model=model,
             weights=self.weights or choose_weights(model),
@@ -499,6 +511,12 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         Panel.TRAINING,
     ] = 0
 
+    def chosen_method(self) -> str:
+        """As that of `ModelOptions`; rules and codecs are of training, too."""
+        if self.method is None and (self.aggregate or self.codec or self.liars):
+            return DEFAULT_METHOD
+        return super().chosen_method()
+
     def resuming(self, spec: "Spec") -> "RequestOptions":
         """What is left open is as in the run that goes on,
         though it may have begun with another version's defaults.
@@ -550,7 +568,7 @@ def check_model_is_free(wanted: ModelOptions) -> None:
         )
     if wanted.chosen_model() != MODEL:
         raise UsageError(
-            f"--weights auto chooses among models that {wanted.method} does not take",
+            f"--weights auto chooses among models that {wanted.chosen_method()} does not take",
             "leave out --weights auto",
         )
 

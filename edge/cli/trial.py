@@ -14,6 +14,7 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
+    DEFAULT_METHOD,
     DEFAULT_PARTITION,
     SIZE,
     SUITED_WEIGHTS,
@@ -96,6 +97,7 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
         )
     data = options.data
     out = options.out
+    wanted = replace(wanted, method=wanted.method or DEFAULT_METHOD)
     if data is None:
         if wanted.chosen_model() == MODEL:
             wanted = replace(wanted, model=wanted.model or "mobilenet_v2")

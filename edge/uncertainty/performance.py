@@ -4,14 +4,14 @@ missed defects and false rejects, with intervals.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
-from edge.bundle.bundle_format import HeldOut, Manifest
+from edge.bundle.bundle_format import Confidence, HeldOut, Manifest
 from edge.inference.class_prior import Prior, reweight
 from edge.inference.outcomes import Box
 from edge.inference.part_decision import decide, no_defect_class
@@ -32,14 +32,18 @@ class Proportion(Struct, frozen=True, kw_only=True):
     images: int
 
     @staticmethod
-    def of(outcomes: Iterable[bool]) -> "Proportion | None":
-        """The share of those that are true; None if there are none at all."""
+    def of(outcomes: Iterable[bool], independent: float = 1.0) -> "Proportion | None":
+        """Return the share of those that are true; None if there are none at all.
+
+        `independent` is the number of groups of look-alikes for each image: images that look alike
+        are one piece of evidence, and widen the interval.
+        """
         found = list(outcomes)
         if not found:
             return None
         count = sum(found)
         images = len(found)
-        low, high = wilson_interval(count, images)
+        low, high = wilson_interval(independent * count, independent * images)
         return Proportion(share=count / images, low=low, high=high, count=count, images=images)
 
     def difference(self, other: "Proportion") -> tuple[float, float]:
@@ -55,7 +59,7 @@ class Proportion(Struct, frozen=True, kw_only=True):
         )
 
 
-def wilson_interval(correct: int, count: int) -> tuple[float, float]:
+def wilson_interval(correct: float, count: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of `correct` among `count`."""
     z = _NORMAL
     share = correct / count
@@ -142,17 +146,26 @@ class Performance(Struct, frozen=True, kw_only=True):
         return "; ".join(self.statements())
 
 
-def measure(verdicts: Sequence[Labelled], classes: int, no_defect: str | None) -> Performance:
-    """The performance of verdicts, one at least, of a model that knows so many classes."""
+def measure(
+    verdicts: Sequence[Labelled], classes: int, no_defect: str | None, independent: float = 1.0
+) -> Performance:
+    """Return the performance of verdicts, one at least, of a model that knows so many classes.
+
+    `independent` is as `Proportion.of` takes it.
+    """
     truths = Counter(each.truth for each in verdicts)
-    accuracy = Proportion.of(each.label == each.truth for each in verdicts)
-    in_doubt = Proportion.of(each.doubted for each in verdicts)
+
+    def proportion(outcomes: Iterable[bool]) -> Proportion | None:
+        return Proportion.of(outcomes, independent)
+
+    accuracy = proportion(each.label == each.truth for each in verdicts)
+    in_doubt = proportion(each.doubted for each in verdicts)
     if accuracy is None or in_doubt is None:
         raise ValueError("no verdict, no performance")
     missed = rejects = None
     if no_defect:
-        missed = Proportion.of(not each.defect for each in verdicts if each.truth != no_defect)
-        rejects = Proportion.of(each.defect for each in verdicts if each.truth == no_defect)
+        missed = proportion(not each.defect for each in verdicts if each.truth != no_defect)
+        rejects = proportion(each.defect for each in verdicts if each.truth == no_defect)
     confusion: dict[str, dict[str, int]] = {truth: {} for truth in sorted(truths)}
     for each in verdicts:
         confusion[each.truth][each.label] = confusion[each.truth].get(each.label, 0) + 1
@@ -160,7 +173,7 @@ def measure(verdicts: Sequence[Labelled], classes: int, no_defect: str | None) -
     return Performance(
         accuracy=accuracy,
         in_doubt=in_doubt,
-        accepted=Proportion.of(each.label == each.truth for each in verdicts if not each.doubted),
+        accepted=proportion(each.label == each.truth for each in verdicts if not each.doubted),
         missed=missed,
         false_rejects=rejects,
         guessing=guessing,
@@ -176,20 +189,40 @@ def held_out_performance(manifest: Manifest, view: View, prior: Prior) -> Perfor
     thresholds of doubt are cross-fitted, so no image had a part in its own verdict. Which are in
     doubt is that of the default prior.
     """
-    kept = manifest.confidence.held_out if manifest.confidence else None
-    if kept is None:
+    if manifest.confidence is None:
         return None
-    return _performance(
-        kept,
-        manifest.classes,
-        view,
-        tuple(prior.weights(manifest.classes, manifest.trained).tolist()),
+    return unseen_performance(
+        manifest.confidence, manifest.classes, manifest.trained, view=view, prior=prior
     )
+
+
+def unseen_performance(
+    confidence: Confidence,
+    classes: Sequence[str],
+    trained: Collection[str],
+    *,
+    view: View = View(),  # noqa: B008  (immutable)
+    prior: Prior = Prior(),  # noqa: B008  (immutable)
+) -> Performance | None:
+    """Return the performance on the images that calibrated a model; None if none are kept.
+
+    This is the one accuracy of a model: what its plant is told, what its bundle says, and what the
+    line shows.
+    """
+    if confidence.held_out is None:
+        return None
+    weights = tuple(prior.weights(classes, trained).tolist())
+    independent = confidence.groups / confidence.images if confidence.groups else 1.0
+    return _performance(confidence.held_out, tuple(classes), view, weights, independent)
 
 
 @lru_cache(4)  # thousands of images take 0.1 s, and Prometheus asks again and again
 def _performance(
-    kept: HeldOut, classes: tuple[str, ...], view: View, weights: tuple[float, ...]
+    kept: HeldOut,
+    classes: tuple[str, ...],
+    view: View,
+    weights: tuple[float, ...],
+    independent: float,
 ) -> Performance:
     whole = [Box(0, 0, 1, 1)]
     found = []
@@ -199,4 +232,4 @@ def _performance(
     ):
         decision = decide(row[None], whole, classes, view)
         found.append(Labelled(classes[truth], decision.label, decision.defect, not accepted))
-    return measure(found, len(classes), no_defect_class(view, classes))
+    return measure(found, len(classes), no_defect_class(view, classes), independent)

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from edge.inference.class_prior import Prior, reweight
-from export.calibration import calibrate, softmax
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images
 from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.network import Network
+from trainer.training.calibration import calibrate, softmax
 from trainer.training.engine import predict
 from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet

@@ -30,7 +30,6 @@ from msgspec import UNSET, UnsetType
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Preprocessing
 from edge.inference.class_prior import UNTAUGHT, reweight
-from export.calibration import softmax
 from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue
@@ -41,6 +40,7 @@ from trainer.statistics import lda_head
 from trainer.statistics.features import view_features
 from trainer.statistics.lda_head import Head
 from trainer.statistics.sums import Sums, collect, directions
+from trainer.training.calibration import softmax
 from trainer.training.training_set import TrainingSet
 
 SIZE, NODES, DIMENSIONS = 64, 5, 256  # pixels; plants; directions that features are projected to

@@ -11,7 +11,7 @@ cost least; 20,000 others tell what either threshold costs an image.
 
 import numpy as np
 
-from export.calibration import fit_temperature, softmax
+from trainer.training.calibration import fit_temperature, softmax
 
 FRESH, REPEATS = 20_000, 60
 Random = np.random.Generator

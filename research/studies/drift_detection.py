@@ -27,13 +27,13 @@ from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 from edge.uncertainty import drift, uncertainty_check
 from edge.uncertainty.reference import Reference
-from export.calibration import calibrate, softmax
 from research.studies.novelty import MOST, NODES, SIZE, Seen, look
 from trainer.data import class_folders, folder_scan
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
+from trainer.training.calibration import calibrate, softmax
 from trainer.training.seeding import generator
 
 # images: before and after a change, and of a stream without one

@@ -28,7 +28,6 @@ import torch
 
 from edge.labelling.label_order import SimilarityGroups, instructiveness, order
 from edge.uncertainty.reference import Reference
-from export.calibration import softmax
 from research.runner.store import Records
 from research.studies.consensus_head import Features, extract
 from trainer.data import class_folders
@@ -36,6 +35,7 @@ from trainer.data.partition import select_pool
 from trainer.statistics import lda_head
 from trainer.statistics.lda_head import Head
 from trainer.statistics.sums import Sums, collect, directions
+from trainer.training.calibration import softmax
 from trainer.training.seeding import generator
 
 DIMENSIONS = 256

@@ -46,7 +46,6 @@ from sklearn.metrics import roc_auc_score
 
 from broker_config.protocol.messages import Spec
 from edge.uncertainty.reference import LEAST, Reference, disagreement
-from export.calibration import fit_temperature, softmax
 from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
@@ -55,6 +54,7 @@ from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.fusion import WEIGHTED_SUM
 from trainer.models.network import Network, Tensors
+from trainer.training.calibration import fit_temperature, softmax
 from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet

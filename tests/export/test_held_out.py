@@ -21,12 +21,12 @@ from edge.uncertainty.reference import ClassAxes
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from export import held_out
 from export.bundle_export import export
-from export.calibration import fit_temperature, softmax
 from export.model_images import ImageFinder
 from tests.support.classified_images import Told, a_line, shown
 from tests.support.personal_models import CLASSES, SMALL, made, pictures, torch_probabilities
 from trainer import progress
 from trainer.training import personal_model
+from trainer.training.calibration import fit_temperature, softmax
 from trainer.training.personal_model import HeldOutPrediction, PersonalModel
 
 IMAGES = 30

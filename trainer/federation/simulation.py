@@ -42,6 +42,7 @@ from trainer.report import summary
 from trainer.statistics.encoder_choice import AUTO
 from trainer.training import batched_engine, personal_model
 from trainer.training.alone import TrainedAlone, trains_alone
+from trainer.training.conclusion import conclude
 from trainer.training.engine import DivergedError
 from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import EVALUATE_EVERY, Contributed, Participant
@@ -208,14 +209,21 @@ def simulate(
     models: dict[str, PersonalModel] = {}
     alone = (
         _train_alone(spec, first_received, images, engine, report)
-        if compare and not trains_alone(spec)
+        if compare and not trains_alone(spec) and method.train
         else {}
     )
     held_out = _held_out_of_all(images.values()) if compare else None
     for name, (last, received) in trained_on.items():
         report(progress.Activity(node=name, round=spec.rounds, what="judging"))
-        concluded = participants[name].conclude(
-            states[name], last, received, broadcast, histories[name], alone.get(name), held_out
+        concluded = conclude(
+            participants[name],
+            states[name],
+            last,
+            received,
+            broadcast,
+            histories[name],
+            alone.get(name),
+            held_out,
         )
         models[name] = concluded.on_cpu()
         report(progress.Activity(node=name, round=spec.rounds, what="waiting"))

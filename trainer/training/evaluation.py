@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge.bundle.comparison import FEW, Candidate, CandidateName, Comparison
+from edge.bundle.comparison import Candidate, CandidateName, Comparison
 from edge.inference.class_prior import UNTAUGHT
 from edge.uncertainty.performance import wilson_interval
 
 # of accuracy during training, in shares and images, from which it is worth a word
 _FALL = 0.05
 _FALLEN_IMAGES = 2
+_LEAD = 1  # images by which another candidate must be better than the mix, and one more
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -48,7 +49,9 @@ def macro_auc(shares: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean([roc_auc_score(labels == label, shares[:, label]) for label in found]))
 
 
-def paired_interval(first_right: np.ndarray, second_right: np.ndarray) -> tuple[float, float]:
+def paired_interval(
+    first_right: np.ndarray, second_right: np.ndarray, independent: float = 1.0
+) -> tuple[float, float]:
     """95 % interval of the difference of two accuracies on the same images,
     second minus first, in -1..1.
 
@@ -59,11 +62,12 @@ def paired_interval(first_right: np.ndarray, second_right: np.ndarray) -> tuple[
     Args:
         first_right: whether the first classifier is right, bool [n], n >= 1.
         second_right: whether the second one is, likewise, image by image.
+        independent: groups of look-alikes for each image; such a group is one piece of evidence.
     """
-    count = len(first_right)
-    both = int((first_right & second_right).sum())
-    second = int(second_right.sum())
-    first = int(first_right.sum())
+    count = independent * len(first_right)
+    both = independent * int((first_right & second_right).sum())
+    second = independent * int(second_right.sum())
+    first = independent * int(first_right.sum())
     (low, high) = wilson_interval(second, count)
     (first_low, first_high) = wilson_interval(first, count)
     difference = (second - first) / count
@@ -77,7 +81,7 @@ def paired_interval(first_right: np.ndarray, second_right: np.ndarray) -> tuple[
     return max(-1.0, difference - below), min(1.0, difference + above)
 
 
-def _phi(both: int, second_only: int, first_only: int, neither: int) -> float:
+def _phi(both: float, second_only: float, first_only: float, neither: float) -> float:
     """Correlation of a fourfold table, a positive one with Newcombe's continuity correction;
     0 if a margin is empty.
     """
@@ -117,23 +121,25 @@ def compare(
     own: Sequence[int],
     history: Sequence[float],
     *,
+    deployed: CandidateName,
     cross_validated: bool,
+    independent: float = 1.0,
 ) -> Comparison:
-    """Compare a node's candidates, and choose the one to deploy.
-
-    A node that has one class alone learns nothing of any other by itself, and is always right: it
-    deploys `together`.
+    """Compare a node's candidates.
 
     Args:
         logits: of each candidate, [n, classes], for the same images, none of which trained it.
         labels: the images' classes, [n], all of them `own`.
         own: labels of the classes that the node has training images of.
         history: accuracies of `together` among own classes, during training.
-        cross_validated: whether each row is of another fold's model.
+        deployed: the candidate that was chosen.
+        cross_validated: whether each image was left out of the model that predicts it.
+        independent: groups of look-alikes for each image.
     """
     right = {name: predict_in_service(each, own) == labels for name, each in logits.items()}
-    candidates = {name: _candidate(each, right["alone"]) for name, each in right.items()}
-    deployed = _choose(right, len(labels)) if len(own) > 1 else "together"
+    candidates = {
+        name: _candidate(each, right["alone"], independent) for name, each in right.items()
+    }
     return Comparison(
         images=len(labels),
         cross_validated=cross_validated,
@@ -144,9 +150,9 @@ def compare(
     )
 
 
-def _candidate(right: np.ndarray, alone: np.ndarray) -> Candidate:
-    low, high = wilson_interval(int(right.sum()), len(right))
-    gain_low, gain_high = paired_interval(alone, right)
+def _candidate(right: np.ndarray, alone: np.ndarray, independent: float) -> Candidate:
+    low, high = wilson_interval(independent * int(right.sum()), independent * len(right))
+    gain_low, gain_high = paired_interval(alone, right, independent)
     return Candidate(
         accuracy=float(right.mean()),
         low=low,
@@ -157,16 +163,30 @@ def _candidate(right: np.ndarray, alone: np.ndarray) -> Candidate:
     )
 
 
-def _choose(right: Mapping[CandidateName, np.ndarray], images: int) -> CandidateName:
-    """The candidate with most images right; the mix where these are equal, or the images too few.
+def choose_trained(
+    logits: Mapping[CandidateName, np.ndarray], labels: np.ndarray, own: Sequence[int]
+) -> CandidateName:
+    """Return the trained candidate to deploy: the mix, unless another leads by some images.
 
     On tuning images the mix lost least against the best of the three where a handful of images
     chose, and a significance test never fires on so few (docs/results.md). And none of these images
     shows what a node lacks that was trained alone: it takes each image of another class for one of
-    its own.
+    its own. A node that has one class alone learns nothing of any other by itself, and is always
+    right: it deploys `together`.
+
+    Args:
+        logits: of each candidate, [n, classes], for the same images, none of which trained it.
+        labels: the images' classes, [n], all of them `own`.
+        own: labels of the classes that the node has training images of.
     """
+    if len(own) < 2:
+        return "together"
+    right = {
+        name: int((predict_in_service(each, own) == labels).sum()) for name, each in logits.items()
+    }
+    right["mixed"] += _LEAD
     order: tuple[CandidateName, ...] = ("mixed", "together", "alone")
-    return max(order, key=lambda name: right[name].sum()) if images >= FEW else "mixed"
+    return max(order, key=lambda name: right[name])
 
 
 def _fall(history: Sequence[float], last: float, images: int) -> tuple[float, float] | None:

@@ -1,10 +1,11 @@
-"""One node's part in a round, without any network:
-the same code behind the broker and in simulation.
+"""One node's part in a round, without any network.
+
+The same code runs behind the broker and in simulation. `node_statistics` knows the node's sums,
+`conclusion` judges what the last round has led to.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,42 +14,25 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round
-from edge.bundle.comparison import CandidateName
-from edge.inference import native_memory
-from edge.uncertainty.performance import wilson_interval
-from trainer.data.class_folders import Images, LabelledImages, split_folds
-from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
+from trainer.data.class_folders import Images, LabelledImages
+from trainer.methods import make
 from trainer.methods.base import EPSILON, Metrics, Phase
-from trainer.models.fusion import LENGTH, infer_fusion, mix, mix_logits, spread_ratio
+from trainer.models.fusion import infer_fusion
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.privacy.account import Account
-from trainer.privacy.noise import derive_key, draw_normal
 from trainer.privacy.plan import squared_distance
-from trainer.statistics.lda_head import fit_scale
-from trainer.statistics.sums import PREFIX, choose_images
-from trainer.training.alone import TrainedAlone, alone_spec
+from trainer.training.alone import alone_spec
 from trainer.training.engine import encode_all, predict, run_phase
-from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
-from trainer.training.personal_model import (
-    HeldOutPrediction,
-    ModelMetadata,
-    PersonalModel,
-    TrainingImage,
-)
+from trainer.training.evaluation import accuracy, predict_among
+from trainer.training.node_statistics import NodeStatistics
 from trainer.training.private_gradients import PrivateGradients
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
 
 EVALUATE_EVERY = 5  # rounds between two looks at held-out images
-_EXACT = "exact"  # prefix of a node's sums where others leave it
-# of cross-validation
-_FOLDS = 5
-_FOLD_ROUNDS = 10
-_NEVER = 10.0  # how far the logit of a class that is not to be named lies below all others
 
 
 class State(NamedTuple):
@@ -102,21 +86,22 @@ class Participant:
         evaluate_every: int = EVALUATE_EVERY,
     ):
         self._evaluate_every = evaluate_every
-        self._without = sorted(without)
         self._account = account or Account()
         self.spec = spec
         self.node = node
-        self._images = images
-        self._device = device
+        self.images = images
+        self.device = device
         self._secret = secret
         self.method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
         self.network = Network(spec.model, len(spec.classes))
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
         self.own = sorted(set(images.train.labels.tolist()))  # labels of the node's classes
         self._held_out: TrainingSet | None = None  # loaded at the first evaluation
-        # positions of the images that statistics are of
-        self._counted = choose_images(images.train.labels)
-        self._features: Arrays | None = None  # of these, for cross-validation
+        self.statistics = (
+            NodeStatistics(spec, self.method, self.network, images.train, device, secret, without)
+            if self.method.statistics
+            else None
+        )
         # Whether `deploy` takes the result of the run, and whether `conclude` needs it, or only the
         # broadcast of the last round: the totals of statistics are in the result alone.
         self.deploys_final = self.method.deploys_final or bool(spec.statistics)
@@ -147,7 +132,7 @@ class Participant:
 
     def tensors(self, arrays: Arrays) -> Tensors:
         """The arrays as tensors on the node's device."""
-        return to_tensors(arrays, self._device)
+        return to_tensors(arrays, self.device)
 
     def contribute(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
@@ -157,19 +142,30 @@ class Participant:
         """
         received = self.received(broadcast)
         if is_statistics_round(self.spec, round_):
-            state = self._with_statistics(state, received)
-            basis = self._spend(round_, *state, received)
-            state = self._with_released(state, received, basis)
-            return state, Contributed(self._statistics(state), 1.0), self._spent()
+            return self._contribute_statistics(state, received, round_)
         state = self.receive(state, received)
         basis = self._spend(round_, *state, received)
         state, metrics = self._run(self.method.train, state, received, round_, stop, basis)
         state = self.adapt(state, received)
         return state, self.send(state, received, metrics, round_), metrics | self._spent()
 
+    def _contribute_statistics(
+        self, state: State, received: Tensors, round_: int
+    ) -> tuple[State, Contributed, Metrics]:
+        assert self.statistics is not None
+        data = self.training_set(received)
+        tensors = self.statistics.keep(state.tensors, self.statistics.features(received, data))
+        basis = self._spend(round_, tensors, state.moments, received)
+        tensors = self.statistics.release(tensors, received, data, basis)
+        sent = Contributed(self.statistics.sent(tensors), 1.0)
+        return State(tensors, state.moments), sent, self._spent()
+
     def with_statistics(self, state: State, broadcast: Arrays) -> State:
-        """The state with the node's sums, of which nothing leaves it."""
-        return self._with_statistics(state, self.received(broadcast))
+        """Return the state with the node's sums, of which nothing leaves it."""
+        assert self.statistics is not None
+        received = self.received(broadcast)
+        features = self.statistics.features(received, self.training_set(received))
+        return State(self.statistics.keep(state.tensors, features), state.moments)
 
     def _spend(self, round_: int, *begins: Tensors) -> str:
         """Put a round on the account, before anything is made;
@@ -177,7 +173,7 @@ class Participant:
         """
         if self.spec.privacy is None:
             return ""
-        train = self._images.train
+        train = self.images.train
         digest = hashlib.blake2b(
             msgspec.json.encode([self.spec.run, round_, train.digests, train.labels.tolist()])
         )
@@ -192,22 +188,6 @@ class Participant:
 
     def _spent(self) -> Metrics:
         return {EPSILON.key: self._account.epsilon} if self.spec.privacy else {}
-
-    def _with_released(self, state: State, received: Tensors, basis: str) -> State:
-        """The state with what leaves of the node's sums, where that is not the sums themselves."""
-        assert self.method.statistics is not None
-        release = self.method.statistics.release
-        if release is None:
-            return state
-        exact = self._exact_statistics(state)
-        parts = (exact[name].tobytes() for name in sorted(exact))
-        key = derive_key(self._secret.encode(), b"sums", basis.encode(), *parts)
-
-        def normal(name: str, count: int) -> np.ndarray:
-            return np.asarray(draw_normal([derive_key(key, name.encode())], count)[0])
-
-        released = release(self.network, received, self.training_set(received), exact, normal)
-        return State({**state.tensors, **self.tensors(released)}, state.moments)
 
     def receive(self, state: State, received: Tensors) -> State:
         """The state that stage 1 starts from."""
@@ -238,52 +218,6 @@ class Participant:
             sent |= relay.make(self.network, received, self.training_set(received), random)
         return Contributed(sent, weight)
 
-    def _with_statistics(self, state: State, received: Tensors) -> State:
-        """The state with the node's statistics, computed anew."""
-        features = self._compute_features(received)
-        if self._images.test is None:
-            self._features = features
-        sums = self._sum(features)
-        exact = add_prefix(_EXACT, sums) if self._is_private else sums
-        return State(
-            {**state.tensors, **exact},
-            state.moments,
-        )
-
-    @property
-    def _is_private(self) -> bool:
-        """Whether what leaves of the node's sums is not the sums themselves."""
-        return bool(self.method.statistics and self.method.statistics.release)
-
-    def _compute_features(self, received: Tensors) -> Arrays:
-        assert self.method.statistics is not None
-        torch.set_num_threads(self.spec.threads)
-        data = self.training_set(received)
-        counted = data._replace(
-            images=data.images[self._counted], labels=data.labels[self._counted], stem_output=None
-        )
-        return self.method.statistics.features(self.network, received, counted)
-
-    def _sum(self, features: Arrays, held_out: Sequence[int] | np.ndarray = ()) -> Tensors:
-        """The statistics of the node's images, without those at the positions `held_out`."""
-        assert self.method.statistics is not None
-        kept = ~np.isin(self._counted, held_out)
-        rows = {name: each[kept] for name, each in features.items()}
-        labels = self._images.train.labels[self._counted]
-        return self.tensors(self.method.statistics.make(rows, labels[kept], len(self.spec.classes)))
-
-    def _statistics(self, state: State) -> Arrays:
-        """The node's statistics in its state, as they have left it."""
-        return to_arrays({name: state.tensors[name] for name in self.spec.statistics})
-
-    def _exact_statistics(self, state: State) -> Arrays:
-        """The same as the node's images make them."""
-        return (
-            to_arrays(strip_prefix(_EXACT, state.tensors))
-            if self._is_private
-            else self._statistics(state)
-        )
-
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Metrics]:
@@ -303,228 +237,43 @@ class Participant:
         `accuracy` is among the node's own classes, `accuracy_all` among all of the federation.
         """
         metrics = self.method.inspect(state.tensors)
-        test = self._images.test
+        test = self.images.test
         if test is not None and (round_ % self._evaluate_every == 0 or round_ == self.spec.rounds):
-            logits = self._predict_held_out(self._deploy(state.tensors, received), test)
+            logits = self.predict_held_out(self._deploy(state.tensors, received), test)
             own = np.isin(test.labels, self.own)
             metrics["accuracy"] = accuracy(predict_among(logits[own], self.own), test.labels[own])
             metrics["accuracy_all"] = accuracy(logits.argmax(1), test.labels)
         return metrics
 
-    def conclude(
-        self,
-        state: State,
-        round_: int,
-        broadcast: Arrays,
-        final: Arrays,
-        history: tuple[Metrics, ...],
-        alone: TrainedAlone | None,
-        everyone: LabelledImages | None = None,
-        *,
-        counted: bool = True,
-    ) -> PersonalModel:
-        """The personal model after the last round: the best of what was trained alone,
-        together, and both mixed.
-
-        Its `accuracy` with 95 % interval (`accuracy_low`, `accuracy_high`) and macro `f1` are those
-        among the node's own classes, on its held-out `images` of them; without any, by
-        cross-validation over the training images (`cross_validated` = 1): each fold is evaluated by
-        heads trained anew, from the last average, on the other folds. Every image has influenced
-        that average a little, so the figure is slightly optimistic. A shared classifier, or what
-        `adapt` shares, has learnt more from it: where there is such, the folds use the method that
-        trains private classifiers on the averaged encoder. `accuracy_all`: all of the federation's
-        classes being candidates. `accuracy_others`: likewise, on the images of `everyone` that are
-        of classes that the node has none of.
-
-        With statistics the folds take their own images' sums instead of the node's: nothing is
-        trained anew, and an image influences its own evaluation only through the encoder, if that
-        was trained. How certain the head is follows from the same images. A node without images has
-        nothing to judge by: there are no metrics then.
-
-        Args:
-            state: after the last round.
-            round_: its number.
-            broadcast: that it started from.
-            final: the average made after it; the same as `broadcast` will do unless `needs_final`.
-            history: metrics of each round.
-            alone: what the node has trained without others, if the method is not that itself.
-            everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then
-                theirs.
-            counted: whether the totals in `final` hold the node's statistics, if there are any.
-
-        Raises:
-            EdgeNodeError: no nodes can have such totals.
-        """
-        if self.spec.statistics:
-            others = self.without_own(state, final, counted=counted)
-            if not counted:
-                state = self._with_statistics(state, self.received(final))
-            final = others
-        together = self._deploy_last(state, broadcast, final)
-        native_memory.trim_heap()  # what a head's matrices took, before images are judged
-        if not len(self._images.train.labels):
-            metadata = ModelMetadata.from_spec(
-                self.spec, self.node, round_, {}, {}, history, epsilon=self._account.epsilon
-            )
-            return PersonalModel(metadata, together, shared=self._shared(final))
-        judged, logits, known = self._predict_candidates(together, final, alone)
-        if self.spec.statistics:
-            certainty = fit_scale(logits["together"][known], judged.labels[known], 1)
-            logits["together"] *= certainty
-            together |= {
-                name: value * certainty for name, value in select(together, ("classifier",)).items()
-            }
-            together = self._lengthen(together)
-        own = np.isin(judged.labels, self.own)
-        labels = judged.labels[own]
-        deployed = together
-        comparison = None
-        if alone is not None:
-            scale = spread_ratio(logits["together"], logits["alone"], self.own)
-            logits["mixed"] = mix_logits(logits["together"], logits["alone"], self.own, scale)
-            accuracies = [metrics["accuracy"] for metrics in history if "accuracy" in metrics]
-            comparison = compare(
-                {name: each[own] for name, each in logits.items()},
-                labels,
-                self.own,
-                accuracies,
-                cross_validated=self._images.test is None,
-            )
-            candidates = {"alone": alone.tensors, "together": together}
-            deployed = candidates.get(comparison.deployed) or mix(
-                together, alone.tensors, self.own, scale
-            )
-        chosen_deployed = comparison.deployed if comparison else "together"
-        chosen = logits[chosen_deployed]
-        predicted = predict_among(chosen[own], self.own)
-        low, high = wilson_interval(int((predicted == labels).sum()), len(labels))
-        metrics = {
-            "accuracy": accuracy(predicted, labels),
-            "accuracy_low": low,
-            "accuracy_high": high,
-            "f1": macro_f1(predicted, labels),
-            "images": float(len(labels)),
-            "accuracy_all": accuracy(chosen.argmax(1), judged.labels),
-            "cross_validated": float(self._images.test is None),
-        }
-        if everyone is not None:
-            metrics |= self._judge_on_all(deployed, everyone)
-        training = _training_images(self._images.train, self.spec.classes)
-        trained = Counter(image.label for image in training)
-        metadata = ModelMetadata.from_spec(
-            self.spec,
-            self.node,
-            round_,
-            dict(sorted(trained.items())),
-            metrics,
-            history,
-            comparison,
-            self._account.epsilon,
-        )
-        predictions = _predictions(judged, chosen, self.spec.classes)
-        return PersonalModel(metadata, deployed, predictions, training, self._shared(final))
-
     def without_own(self, state: State, final: Arrays, *, counted: bool) -> Arrays:
-        """The result of a run with the other nodes' totals of statistics.
+        """Return the result of a run with the other nodes' totals of statistics.
 
-        Args:
-            state: with this node's statistics, if the totals hold them.
-            final: the result.
-            counted: whether they do.
+        `counted` says whether the totals hold this node's, which `state` has then.
 
         Raises:
             EdgeNodeError: no nodes can have such totals.
         """
-        assert self.method.statistics is not None
-        others = add_statistics(final, self._statistics(state), -1) if counted else final
-        try:
-            self.method.statistics.check_totals(others, self.spec.nodes)
-        except ValueError as error:
-            raise EdgeNodeError(
-                "the coordinator's totals cannot be sums over the plants, this one among them",
-                "nothing was made of them: have whoever runs the coordinator look at its "
-                "machine, then start a new run",
-            ) from error
-        return others
+        assert self.statistics is not None
+        return self.statistics.without_own(state.tensors, final, counted=counted)
 
-    def _shared(self, final: Arrays) -> Tensors:
-        """What a head of statistics can be made of anew, with other images of this node,
-        of the others' totals.
-        """
-        return to_tensors(select(final, ("encoder", PREFIX))) if self.spec.statistics else {}
+    def fold(self, spec: Spec, images: Images) -> "Participant":
+        """Return the same node with some of its images, in another federation."""
+        return Participant(spec, self.node, images, self.device, self._secret)
 
-    def _predict_candidates(
-        self, together: Tensors, final: Arrays, alone: TrainedAlone | None
-    ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray], np.ndarray]:
-        """The images by which models are compared, each model's logits [n,
-        classes] for them, and `_knows` [n].
-        """
-        test = self._images.test
-        logits: dict[CandidateName, np.ndarray]
-        if test is not None:
-            logits = {"together": self._predict_held_out(together, test)}
-            if alone is not None:
-                logits["alone"] = self._predict_held_out(alone.tensors, test)
-            return test, logits, _knows(together, test.labels)
-        spec = self.spec
-        start = final
-        if not spec.statistics and ("classifier.weight" in final or self.method.adapt is not None):
-            options = complete_options(PRIVATE_CLASSIFIERS, {})
-            spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
-            average = (
-                to_arrays(together) if self.deploys_final else final
-            )  # with private layers, it is whole only as deployed
-            start = select(average, ("encoder",))
-        together_logits, known = self._cross_validate(spec, start)
-        logits = {"together": together_logits}
-        if alone is not None:
-            logits["alone"], _ = self._cross_validate(alone_spec(self.spec), alone.initial)
-        return self._images.train, logits, known
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the encoder is nobody's work: heads are then judged by all of the images."""
+        return bool(self.spec.statistics) and not self.method.train
 
-    def _cross_validate(self, spec: Spec, start: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [n, classes] for the training images, and `_knows` [n],
-        each by a model that has not seen it.
-        """
-        images = self._images.train
-        logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
-        known = np.empty(len(images.labels), bool)
-        features = (
-            (self._features or self._compute_features(self.received(start)))
-            if spec.statistics
-            else None
-        )
-        for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
-            if features is None:
-                others = np.setdiff1d(np.arange(len(images.labels)), held_out)
-                personal = self._train_fold(spec, start, images.take(others))
-            else:
-                personal = self._deploy_statistics(
-                    self._sum(features, held_out), start, served=False
-                )
-            data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
-            logits[held_out] = self._predict(personal, data)
-            known[held_out] = _knows(personal, images.labels[held_out])
-        return logits, known
+    @property
+    def is_private(self) -> bool:
+        """Whether what leaves of the node is noisy."""
+        return self.spec.privacy is not None
 
-    def _train_fold(self, spec: Spec, start: Arrays, images: LabelledImages) -> Tensors:
-        """The personal model that training on these images from `start` gives."""
-        fold = Participant(spec, self.node, Images(images, None), self._device, self._secret)
-        state = fold.start(start)
-        for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
-            state, _, _ = fold.contribute(state, start, round_)
-            state, _ = fold.refine(state, start, round_)
-        return fold._deploy_last(state, start, start)
-
-    def _judge_on_all(self, deployed: Tensors, everyone: LabelledImages) -> Metrics:
-        """Accuracy on all nodes' held-out images, and on those of them whose classes this node
-        has none of.
-        """
-        data = TrainingSet.of(everyone, self.spec.preprocessing, self._device)
-        right = self._predict(deployed, data).argmax(1) == everyone.labels
-        others = ~np.isin(everyone.labels, self.own)
-        metrics = {"accuracy_all": float(right.mean())}
-        others_accuracy = {"accuracy_others": float(right[others].mean())} if others.any() else {}
-        return metrics | others_accuracy
+    @property
+    def epsilon(self) -> float:
+        """What the node's rounds have spent of its images' privacy."""
+        return self._account.epsilon
 
     def _deploy(self, own: Tensors, received: Tensors) -> Tensors:
         """The personal model as training has made it."""
@@ -536,56 +285,26 @@ class Participant:
         )
         return personal
 
-    def _deploy_last(self, state: State, broadcast: Arrays, final: Arrays) -> Tensors:
-        """The personal model after the last round, which started from `broadcast` and led to
-        `final`.
+    def deploy_last(self, state: State, broadcast: Arrays, final: Arrays) -> Tensors:
+        """Return the personal model after the last round.
 
-        Totals of statistics in `final` are those of the other nodes.
+        The round started from `broadcast` and led to `final`, in which totals of statistics are
+        those of the other nodes.
         """
-        if self.spec.statistics:
-            return self._deploy_statistics(
-                self.tensors(self._exact_statistics(state)), final, served=True
-            )
+        if self.statistics is not None:
+            own = self.tensors(self.statistics.exact(state.tensors))
+            return self.statistics.deploy(own, final, served=True)
         received = final if self.deploys_final else broadcast
         return self._deploy(state.tensors, self.tensors(received))
 
-    def _deploy_statistics(self, own: Tensors, others: Arrays, *, served: bool) -> Tensors:
-        """The personal model of these sums of the node and of totals of the other nodes."""
-        assert self.method.statistics is not None
-        made = self.method.statistics.deploy(self.network, own, self.tensors(others), served)
-        return _without(made, self._without)
-
-    def _lengthen(self, personal: Tensors) -> Tensors:
-        """The same model of normalised features, brought to the mean length that the node's
-        images have without that.
-
-        Its logits stay. Mixed with a model whose features are as they come, neither drowns the
-        other in a distance.
-        """
-        if LENGTH not in personal or not len(self.data.labels):
-            return personal
-        torch.set_num_threads(self.spec.threads)
-        length = float(np.linalg.norm(encode_all(self.network, personal, self.data), axis=1).mean())
-        return (
-            personal
-            if length == 0
-            else personal
-            | {
-                LENGTH: personal[LENGTH] * length,
-                "classifier.weight": personal["classifier.weight"] / length,
-            }
-        )
-
-    def _predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:
+    def predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:
+        """Return a model's logits [n, classes] for the held-out images."""
         if self._held_out is None:
             torch.set_num_threads(self.spec.threads)
-            data = TrainingSet.of(test, self.spec.preprocessing, self._device)
+            data = TrainingSet.of(test, self.spec.preprocessing, self.device)
             self._held_out = data.with_stem_output(self.network, personal)
-        return self._predict(personal, self._held_out)
-
-    def _predict(self, personal: Tensors, data: TrainingSet) -> np.ndarray:
         torch.set_num_threads(self.spec.threads)
-        return predict(self.network, personal, data)
+        return predict(self.network, personal, self._held_out)
 
     def _run(
         self,
@@ -647,56 +366,3 @@ class Participant:
         """
         secret = (self._secret,) if self.spec.privacy else ()
         return key_to_seed(self.spec.seed, self.node, round_, phase.name, *secret)
-
-
-def add_statistics(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:
-    """The result of a run with a node's statistics added to the totals, or taken out of them."""
-    return {**broadcast, **{name: broadcast[name] + sign * values for name, values in sums.items()}}
-
-
-def _without(personal: Tensors, labels: Sequence[int]) -> Tensors:
-    """A model of normalised features that never names these classes:
-    their logits are below all others' least ones.
-    """
-    if not labels:
-        return personal
-    weight = personal["classifier.weight"].clone()
-    bias = personal["classifier.bias"].clone()
-    lowest = (bias - personal[LENGTH] * weight.norm(dim=1)).min()
-    weight[labels] = 0
-    bias[labels] = lowest - _NEVER
-    return {**personal, "classifier.weight": weight, "classifier.bias": bias}
-
-
-def _knows(personal: Tensors, labels: np.ndarray) -> np.ndarray:
-    """Whether a model knows anything of each of these classes, [n]:
-    without images of a class, its weight is zero.
-    """
-    return np.asarray(personal["classifier.weight"][torch.from_numpy(labels)].any(1).cpu())
-
-
-def _predictions(
-    images: LabelledImages, logits: np.ndarray, classes: Sequence[str]
-) -> tuple[HeldOutPrediction, ...]:
-    """The prediction for each image, from logits [n, classes]."""
-    exponentials = np.exp(logits - logits.max(1, keepdims=True))
-    confidences = (exponentials / exponentials.sum(1, keepdims=True)).max(1)
-    return tuple(
-        HeldOutPrediction(
-            path=str(path.resolve()),
-            digest=digest,
-            label=classes[label],
-            verdict=classes[predicted],
-            confidence=float(confidence),
-        )
-        for path, digest, label, predicted, confidence in zip(
-            images.paths, images.digests, images.labels, logits.argmax(1), confidences, strict=True
-        )
-    )
-
-
-def _training_images(images: LabelledImages, classes: Sequence[str]) -> tuple[TrainingImage, ...]:
-    return tuple(
-        TrainingImage(path=str(path.resolve()), digest=digest, label=classes[label])
-        for path, digest, label in zip(images.paths, images.digests, images.labels, strict=True)
-    )

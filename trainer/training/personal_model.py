@@ -30,7 +30,7 @@ from broker_config.protocol.messages import (
 )
 from broker_config.storage import checksums, disk
 from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
-from edge.bundle.bundle_format import PrivacySpent
+from edge.bundle.bundle_format import Confidence, PrivacySpent
 from edge.bundle.comparison import Comparison
 from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.named_tensors import select
@@ -77,6 +77,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     quorum: int = 0  # likewise
     aggregation: Aggregation | None = None  # likewise
     privacy: PrivacySpent | None = None  # None if the federation was not private
+    # on images that the model has not seen; None in models of older versions, or without any
+    confidence: Confidence | None = None
 
     @staticmethod
     def from_spec(
@@ -88,9 +90,11 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
         history: tuple[dict[str, float], ...],
         comparison: Comparison | None = None,
         epsilon: float = 0.0,
+        confidence: Confidence | None = None,
     ) -> "ModelMetadata":
-        """The metadata of a node's model, trained in the federation `spec`,
-        which has spent `epsilon` if private.
+        """Return the metadata of a node's model, trained in the federation `spec`.
+
+        A private federation has spent `epsilon`.
         """
         privacy = (
             PrivacySpent(epsilon=epsilon, delta=DELTA, settings=spec.privacy)
@@ -122,6 +126,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             quorum=spec.quorum,
             aggregation=spec.aggregation,
             privacy=privacy,
+            confidence=confidence,
         )
 
 
@@ -136,6 +141,8 @@ class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     verdict: str
     confidence: float  # probability of the verdict
+    # distance to the nearest class, by a head that has not seen the image, if that tells
+    novelty: float | None = None
 
 
 class TrainingImage(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from trainer.models.catalogue import FEATURES
 from trainer.models.initial_weights import Shape
 from trainer.models.network import Tensors, to_arrays
 from trainer.training import personal_model
+from trainer.training.conclusion import conclude
 from trainer.training.participant import Participant, State
 from trainer.training.personal_model import (
     HeldOutPrediction,
@@ -84,8 +85,8 @@ def refit(
         spec, metadata.node, images, without=[spec.classes.index(name) for name in without]
     )
     result = to_arrays(shared)
-    model = participant.conclude(
-        State({}, {}), metadata.round, result, result, (), None, counted=False
+    model = conclude(
+        participant, State({}, {}), metadata.round, result, result, (), None, counted=False
     )
     rows = [spec.classes.index(name) for name in kept]
     tensors = model.tensors | {

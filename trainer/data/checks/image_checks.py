@@ -147,6 +147,7 @@ def load_checked(
     raise_errors(findings)
     images = images._replace(groups=groups.numbers[: len(images.labels)])
     if held_out is not None:
+        held_out = held_out._replace(groups=groups.numbers[len(images.labels) :])
         return Images(images, held_out), findings
     split = class_folders.split_holdout(images, HELD_OUT_SHARE, seed) if hold_out else None
     return Images(*(split or (images, None))), findings

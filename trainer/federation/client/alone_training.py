@@ -9,6 +9,7 @@ import msgspec
 from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
+from broker_config.protocol.round_contents import count_training_rounds
 from broker_config.storage import checksums, disk
 from edge.inference import native_memory
 from trainer.data.checks.rules import MIN_TO_TRAIN
@@ -43,7 +44,11 @@ class AloneTraining:
     def __init__(self, spec: Spec, name: str, images: Images, folder: Path, *, wanted: bool = True):
         self._spec = spec
         self._folder = folder
-        wanted = wanted and len(images.train.labels) >= MIN_TO_TRAIN and not trains_alone(spec)
+        enough = len(images.train.labels) >= MIN_TO_TRAIN
+        # Where nothing is trained, the plant's own head of the frozen encoder is what it can do
+        # alone; `conclusion` makes it.
+        trains = count_training_rounds(spec) > 0
+        wanted = wanted and enough and trains and not trains_alone(spec)
         self._participant = Participant.alone(spec, name, images) if wanted else None
         self._thread: threading.Thread | None = None
         self._may_run = threading.Event()

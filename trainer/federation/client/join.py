@@ -121,7 +121,8 @@ def join(
             notify,
             like=like,
             confirm=confirm,
-            hold_out=not preview,  # each image is left out in its turn
+            # Where nothing is trained, each image is left out in its turn.
+            hold_out=bool(method.train),
             least=least,
         )
     if not federated.finished:
@@ -133,7 +134,7 @@ def join(
     held_out = (
         f"{_format_count(images.test)} held out" if images.test else "too few to hold any out"
     )
-    judged_on = "each left out in turn" if preview else held_out
+    judged_on = held_out if images.test or method.train else "each left out in turn"
     images_text = given + judged_on if classes else "no labelled image"
     notify(
         (

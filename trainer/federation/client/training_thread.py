@@ -29,6 +29,7 @@ from trainer.federation.update_codec import encode_contribution
 from trainer.models.named_tensors import Arrays
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
+from trainer.training.conclusion import conclude
 from trainer.training.engine import DivergedError, Stopped
 from trainer.training.participant import Participant, State
 from trainer.training.preview import preview
@@ -226,8 +227,15 @@ class Worker:
             # of now, for itself.
             last = self._participant.without_own(state, last, counted=True)
             counted = False
-        model = self._participant.conclude(
-            state, progress.round, broadcast, last, progress.history, alone, counted=counted
+        model = conclude(
+            self._participant,
+            state,
+            progress.round,
+            broadcast,
+            last,
+            progress.history,
+            alone,
+            counted=counted,
         )
         origin = msgspec.structs.replace(source, record=final.record)  # which holds all rounds
         metadata = msgspec.structs.replace(model.metadata, broadcast=origin)

@@ -5,7 +5,7 @@ seen.
 import numpy as np
 import pytest
 
-from export.calibration import (
+from trainer.training.calibration import (
     MAX_ERROR_RATE,
     MIN_IMAGES,
     calibrate,

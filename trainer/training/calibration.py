@@ -1,9 +1,9 @@
-"""Calibration on held-out images: temperature, reject thresholds,
+"""Calibration on images that a model has not seen: temperature, thresholds of doubt,
 and their coverage and accuracy. numpy alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from edge.inference.class_prior import reweight
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]
 
-MIN_IMAGES = 10  # held-out images, below which nothing is said
+MIN_GROUPS = 2  # of look-alikes, below which nothing is said
 MAX_ERROR_RATE = 0.01  # largest share of a class's verdicts that may be accepted and wrong
+MAX_DOUBT = 0.4  # largest share of verdicts that is put in doubt: people cannot look at more
 _MIN_CLASS_IMAGES = 5  # images taken for a class, below which it has no threshold of its own
 _FOLDS = 5
 _MOST_HELD_OUT = 2000  # images whose outputs a bundle keeps: 60 kB for ten classes
@@ -24,44 +25,68 @@ _MIN_TEMPERATURE = 0.05
 _MAX_TEMPERATURE = 20.0
 
 
+class Calibrated(NamedTuple):
+    """A calibration, and the verdicts on its images with temperature and prior, cross-fitted."""
+
+    confidence: Confidence
+    taken: Labels  # [n], the predicted classes
+    probabilities: Floats  # [n, C], of the graph
+
+
 def calibrate(
-    logits: Floats, labels: Labels, classes: Sequence[str], weights: Floats
-) -> Confidence:
-    """What logits [n, C] of n >= MIN_IMAGES held-out images tell of the confidence.
+    logits: Floats,
+    labels: Labels,
+    classes: Sequence[str],
+    weights: Floats,
+    groups: Sequence[Sequence[int]],
+) -> Calibrated:
+    """Return what the logits of unseen images tell of the confidence.
 
     Temperature and thresholds come from all of the images. Coverage, accuracy and the outputs that
-    the bundle keeps are cross-fitted: each image is judged by temperature and thresholds that the
-    others gave. Logits are as good as log-probabilities. Class priors that differ from training by
-    `weights` [C] act on all but the temperature and the outputs that are kept, which are the
-    graph's.
+    the bundle keeps are cross-fitted: each group of images is judged by temperature and thresholds
+    that the others gave.
 
-    ValueError for fewer images.
+    Args:
+        logits: [n, C], or log-probabilities.
+        labels: [n].
+        classes: C names.
+        weights: [C], by which class priors on a line differ from those in training. They act on all
+            but the temperature and the outputs that are kept, which are the graph's.
+        groups: positions of images that look alike, each once.
+
+    Raises:
+        ValueError: there are fewer groups than MIN_GROUPS.
     """
-    if len(labels) < MIN_IMAGES:
-        raise ValueError(f"a calibration takes at least {MIN_IMAGES} images")
+    if len(groups) < MIN_GROUPS:
+        raise ValueError(f"a calibration takes at least {MIN_GROUPS} groups of images")
     divisor, least = _fit(logits, labels, weights)
     accepted = np.zeros(len(labels), bool)
     probabilities = np.zeros(logits.shape)
     taken = np.zeros_like(labels)
-    # each has its share of every class
-    fold = np.argsort(np.argsort(labels, kind="stable")) % _FOLDS
-    for number in range(_FOLDS):
+    # each fold has its share of every class
+    ordered = sorted(groups, key=lambda group: labels[group[0]])
+    fold = np.empty(len(labels), np.int64)
+    for number, group in enumerate(ordered):
+        fold[list(group)] = number % _FOLDS
+    for number in range(min(_FOLDS, len(groups))):
         judged = fold == number
         scale, limits = _fit(logits[~judged], labels[~judged], weights)
         probabilities[judged] = softmax(logits[judged] / scale)
-        taken[judged], confidence = _predict(logits[judged], scale, weights)
-        accepted[judged] = confidence >= limits[taken[judged]]
+        taken[judged], sureness = _predict(logits[judged], scale, weights)
+        accepted[judged] = sureness >= limits[taken[judged]]
     right = taken == labels
     some = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_HELD_OUT)).astype(int)
     accuracy = float(right[accepted].mean()) if accepted.any() else 0.0
-    return Confidence(
+    confidence = Confidence(
         images=len(labels),
+        groups=len(groups),
         temperature=divisor,
         coverage=float(accepted.mean()),
         accuracy=accuracy,
         thresholds=dict(zip(classes, least.tolist(), strict=True)),
         held_out=HeldOut.of(labels[some], probabilities[some], accepted[some]),
     )
+    return Calibrated(confidence, taken, probabilities)
 
 
 def _predict(logits: Floats, divisor: float, weights: Floats) -> tuple[Labels, Floats]:
@@ -93,12 +118,16 @@ def find_threshold(confidence: Floats, right: NDArray[np.bool_]) -> float:
     Wrong verdicts that are accepted, plus one, are at most MAX_ERROR_RATE of n + 1: then the same
     share at most of future verdicts like these is expected to be accepted and wrong (conformal risk
     control, Angelopoulos et al. 2022). Where n is too small for that, no wrong one may be accepted;
-    and none that is less certain than every right one.
+    and none that is less certain than every right one. But no more than MAX_DOUBT of the verdicts
+    are put in doubt, the least certain ones: of a poor model more wrong ones are then accepted.
     """
     allowed = max(0, int(MAX_ERROR_RATE * (len(right) + 1)) - 1)
     wrong = np.sort(confidence[~right])[::-1]
     barred = wrong[allowed] if len(wrong) > allowed else -1.0
-    return float(min(confidence[right & (confidence > barred)], default=1.0))
+    strict = float(min(confidence[right & (confidence > barred)], default=1.0))
+    if not len(confidence):
+        return strict
+    return min(strict, float(np.sort(confidence)[int(MAX_DOUBT * len(confidence))]))
 
 
 def softmax(logits: Floats) -> Floats:
