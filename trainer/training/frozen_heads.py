@@ -28,7 +28,7 @@ MANY = 200
 
 # Evidence of an image: predictions of one plant's images are not independent.
 _TEMPER = 0.5
-_PRIOR = 2.0  # odds of the consensus head before any evidence
+_PRIOR = 8.0  # odds of the consensus head before any evidence
 _SNAP = 0.05  # a share below that is not worth a second head
 
 
