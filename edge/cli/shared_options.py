@@ -75,10 +75,10 @@ def _method_names() -> list[str]:
     )
 
 
-def _recommended_method() -> str:
-    """Read from the source, for the same reason."""
+def _named_method(role: str) -> str:
+    """Return the method that has a role, read from the source for the same reason."""
     source = (Path(__file__).parents[2] / "trainer" / "methods" / "__init__.py").read_text()
-    found = re.search(r'^RECOMMENDED = "(\w+)"$', source, re.MULTILINE)
+    found = re.search(rf'^{role} = "(\w+)"$', source, re.MULTILINE)
     assert found
     return found[1]
 
@@ -113,8 +113,8 @@ def _partition_help() -> str:
 
 
 METHODS = _method_names()
-DEFAULT_METHOD = _recommended_method()
-ONE_MESSAGE = "gaussian"
+DEFAULT_METHOD = _named_method("RECOMMENDED")
+ONE_MESSAGE = _named_method("PREVIEW")
 Method = Annotated[
     str | None,
     typer.Option(

@@ -60,9 +60,11 @@ METHODS = {
 
 
 RECOMMENDED = "afedcl_plus"
-"""The method for plants with few images (docs/results.md): that of a federation that names none."""
+"""The method of a federation that trains and names none."""
 PREVIEW = "gaussian"
-"""The method whose one message also tells what joining would give."""
+"""The method of a federation that does not ask for training; its one message also tells what
+joining would give.
+"""
 NO_FEDERATION = "local"
 """The baseline: every node alone."""
 PRIVATE_CLASSIFIERS = "fedper"
