@@ -128,6 +128,10 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
     images: int  # on which it was measured
     groups: int = 0  # of look-alikes among them; 0: unknown, as in bundles of older versions
+    # whether each was left out of the model that judged it, which then had fewer images than the
+    # one that is served; and the part of its errors that this one is expected to make
+    left_out: bool = False
+    credit: Annotated[float, Meta(ge=0, le=1)] = 1.0
     temperature: float = 1.0  # by which the graph divides its logits
     # share of them that reach the threshold of their class, under a line's default prior
     coverage: float = 1.0

@@ -46,6 +46,23 @@ class Proportion(Struct, frozen=True, kw_only=True):
         low, high = wilson_interval(independent * count, independent * images)
         return Proportion(share=count / images, low=low, high=high, count=count, images=images)
 
+    @staticmethod
+    def of_left_out(outcomes: Sequence[bool], independent: float, credit: float) -> "Proportion":
+        """Return the accuracy of a model, from images that were left out of others like it.
+
+        The others had fewer images, and were never better on tuning images. So the share of errors
+        is `credit` times theirs. The interval begins where theirs does; it ends where that of
+        fewer errors would: `credit` times theirs, less one.
+        """
+        count = sum(outcomes)
+        images = len(outcomes)
+        groups = independent * images
+        errors = (images - count) / images
+        low, _ = wilson_interval(groups * (1 - errors), groups)
+        _, high = wilson_interval(groups - max(groups * credit * errors - 1, 0), groups)
+        share = 1 - credit * errors
+        return Proportion(share=share, low=low, high=high, count=count, images=images)
+
     def difference(self, other: "Proportion") -> tuple[float, float]:
         """The 95 % interval of this share less that of other images (Newcombe 1998)."""
         apart = self.share - other.share
@@ -147,18 +164,26 @@ class Performance(Struct, frozen=True, kw_only=True):
 
 
 def measure(
-    verdicts: Sequence[Labelled], classes: int, no_defect: str | None, independent: float = 1.0
+    verdicts: Sequence[Labelled],
+    classes: int,
+    no_defect: str | None,
+    independent: float = 1.0,
+    credit: float | None = None,
 ) -> Performance:
     """Return the performance of verdicts, one at least, of a model that knows so many classes.
 
-    `independent` is as `Proportion.of` takes it.
+    `independent` is as `Proportion.of` takes it, `credit` as `Proportion.of_left_out`; it is None
+    where the model itself gave the verdicts.
     """
     truths = Counter(each.truth for each in verdicts)
 
     def proportion(outcomes: Iterable[bool]) -> Proportion | None:
         return Proportion.of(outcomes, independent)
 
-    accuracy = proportion(each.label == each.truth for each in verdicts)
+    right = [each.label == each.truth for each in verdicts]
+    accuracy = proportion(right)
+    if verdicts and credit is not None:
+        accuracy = Proportion.of_left_out(right, independent, credit)
     in_doubt = proportion(each.doubted for each in verdicts)
     if accuracy is None or in_doubt is None:
         raise ValueError("no verdict, no performance")
@@ -213,7 +238,8 @@ def unseen_performance(
         return None
     weights = tuple(prior.weights(classes, trained).tolist())
     independent = confidence.groups / confidence.images if confidence.groups else 1.0
-    return _performance(confidence.held_out, tuple(classes), view, weights, independent)
+    credit = confidence.credit if confidence.left_out else None
+    return _performance(confidence.held_out, tuple(classes), view, weights, independent, credit)
 
 
 @lru_cache(4)  # thousands of images take 0.1 s, and Prometheus asks again and again
@@ -223,6 +249,7 @@ def _performance(
     view: View,
     weights: tuple[float, ...],
     independent: float,
+    credit: float | None,
 ) -> Performance:
     whole = [Box(0, 0, 1, 1)]
     found = []
@@ -232,4 +259,4 @@ def _performance(
     ):
         decision = decide(row[None], whole, classes, view)
         found.append(Labelled(classes[truth], decision.label, decision.defect, not accepted))
-    return measure(found, len(classes), no_defect_class(view, classes), independent)
+    return measure(found, len(classes), no_defect_class(view, classes), independent, credit)

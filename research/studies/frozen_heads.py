@@ -32,7 +32,7 @@ from edge.uncertainty.performance import unseen_performance, wilson_interval
 from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, LabelledImages, split_folds
-from trainer.data.image_groups import group_entries
+from trainer.data.image_groups import group_entries, read_keys
 from trainer.data.partition import Scheme, select_pool
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, to_tensors
@@ -98,14 +98,18 @@ class Pool(NamedTuple):
     last: np.ndarray  # [n, V, 1280]
 
 
-def read_pool(folder: Path, size: int, cache: Path) -> Pool:
-    """Read the tuning pool of a data set; features are computed once."""
+def read_pool(folder: Path, size: int, cache: Path, group: str = "") -> Pool:
+    """Read the tuning pool of a data set; features are computed once.
+
+    `group` says which images belong together beside look-alikes, as `read_keys` takes it.
+    """
     catalogue = select_pool(class_folders.scan(folder), "tuning")
     entries = catalogue.entries
     labels = np.array([catalogue.classes.index(entry.class_name) for entry in entries])
     middle, last = (_features(catalogue, model, size, cache) for model in (MODEL, LAST))
     places = {entry.digest: place for place, entry in enumerate(entries)}
-    return Pool(catalogue, group_entries(entries, {}), labels, places, middle, last)
+    groups = group_entries(entries, read_keys(group, entries) if group else {})
+    return Pool(catalogue, groups, labels, places, middle, last)
 
 
 def _features(catalogue: Catalogue, model: str, size: int, cache: Path) -> np.ndarray:
@@ -193,7 +197,7 @@ def _judge(
         return Together(Linear(scale * head.weight, scale * head.bias))
 
     folds = split_folds(images, min(frozen_heads.FOLDS, len(images.sets)), trial.seed)
-    left_out = frozen_heads.leave_out(views, labels, folds, classes, fit_together)
+    left_out = frozen_heads.leave_out(views, labels, folds, others.images, fit_together)
     everything = np.arange(len(train))
     judged = frozen_heads.judge(views, labels, own, left_out, fit_together(everything).head)
     probe = logistic_head.fit(pool.last[train], labels, classes, 1.0)
@@ -222,7 +226,9 @@ def _judge(
         return plant
     weights = Prior().weights(pool.catalogue.classes, trained)
     chosen = judged.logits[judged.deployed][rows]
-    confidence = calibrate(chosen, labels[rows], pool.catalogue.classes, weights, groups).confidence
+    remaining = judged.remaining[rows]
+    calibrated = calibrate(chosen, labels[rows], pool.catalogue.classes, weights, groups, remaining)
+    confidence = calibrated.confidence
     found = unseen_performance(confidence, pool.catalogue.classes, trained)
     assert found is not None
     powers = np.exp(logits / confidence.temperature)
@@ -294,6 +300,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("data", nargs="*", metavar="NAME=FOLDER")
+    parser.add_argument("--group", nargs="*", default=[], metavar="NAME=REGEX")
     parser.add_argument("--cache", type=Path, default=Path("runs/features"))
     parser.add_argument("--out", type=Path, default=Path("runs/frozen_heads.jsonl"))
     parser.add_argument("--seeds", type=int, default=20)
@@ -305,8 +312,9 @@ def main() -> None:
         return
     known = {each.trial for each in records}
     folders = dict(each.split("=", 1) for each in asked.data)
+    keys = dict(each.split("=", 1) for each in asked.group)
     for name, size in product(folders, SIZES):
-        pool = read_pool(Path(folders[name]), size, asked.cache)
+        pool = read_pool(Path(folders[name]), size, asked.cache, keys.get(name, ""))
         for seed, samples, classes in product(range(asked.seeds), SAMPLES, CLASSES):
             trial = Trial(dataset=name, size=size, samples=samples, classes=classes, seed=seed)
             if trial in known:

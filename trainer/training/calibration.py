@@ -17,6 +17,7 @@ Labels = NDArray[np.int64]
 MIN_GROUPS = 2  # of look-alikes, below which nothing is said
 MAX_ERROR_RATE = 0.01  # largest share of a class's verdicts that may be accepted and wrong
 MAX_DOUBT = 0.4  # largest share of verdicts that is put in doubt: people cannot look at more
+_LEARNING = 1.5
 _MIN_CLASS_IMAGES = 5  # images taken for a class, below which it has no threshold of its own
 _FOLDS = 5
 _MOST_HELD_OUT = 2000  # images whose outputs a bundle keeps: 60 kB for ten classes
@@ -39,6 +40,7 @@ def calibrate(
     classes: Sequence[str],
     weights: Floats,
     groups: Sequence[Sequence[int]],
+    remaining: Floats | None = None,
 ) -> Calibrated:
     """Return what the logits of unseen images tell of the confidence.
 
@@ -53,6 +55,8 @@ def calibrate(
         weights: [C], by which class priors on a line differ from those in training. They act on all
             but the temperature and the outputs that are kept, which are the graph's.
         groups: positions of images that look alike, each once.
+        remaining: [n], where each image was left out of the model that judged it: the part of its
+            class's images that this model had. None if the model itself judged it.
 
     Raises:
         ValueError: there are fewer groups than MIN_GROUPS.
@@ -80,6 +84,8 @@ def calibrate(
     confidence = Confidence(
         images=len(labels),
         groups=len(groups),
+        left_out=remaining is not None,
+        credit=1.0 if remaining is None else _credit(remaining[~right]),
         temperature=divisor,
         coverage=float(accepted.mean()),
         accuracy=accuracy,
@@ -87,6 +93,15 @@ def calibrate(
         held_out=HeldOut.of(labels[some], probabilities[some], accepted[some]),
     )
     return Calibrated(confidence, taken, probabilities)
+
+
+def _credit(remaining: Floats) -> float:
+    """Return the part of the errors that a model makes that had all of the images.
+
+    An error counts less, the fewer images of its class were left: on tuning images the share of
+    errors falls with about the power _LEARNING of their number.
+    """
+    return float((remaining**_LEARNING).mean()) if len(remaining) else 1.0
 
 
 def _predict(logits: Floats, divisor: float, weights: Floats) -> tuple[Labels, Floats]:

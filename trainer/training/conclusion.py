@@ -74,6 +74,8 @@ class Judged(NamedTuple):
     known: np.ndarray  # bool [n]: whether the image's class can be known without it
     left_out: bool  # whether each image was left out of the model that predicts it
     novelty: np.ndarray | None = None  # [n]
+    # [n]: the part of its class's images that was left, if known
+    remaining: np.ndarray | None = None
 
 
 def conclude(
@@ -181,7 +183,8 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
     many = len(images.labels) > frozen_heads.MANY
     count = frozen_heads.FOLDS_OF_MANY if many else frozen_heads.FOLDS
     folds = split_folds(images, min(count, len(images.sets)), spec.seed)
-    left_out = frozen_heads.leave_out(views, images.labels, folds, len(spec.classes), fit_together)
+    elsewhere = statistics.count_images(final)
+    left_out = frozen_heads.leave_out(views, images.labels, folds, elsewhere, fit_together)
     judged = frozen_heads.judge(views, images.labels, node.own, left_out, _linear(together))
     weight = torch.from_numpy(judged.head.weight.astype(np.float32)).to(node.device)
     bias = torch.from_numpy(judged.head.bias.astype(np.float32)).to(node.device)
@@ -196,6 +199,7 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
             judged.known,
             left_out=True,
             novelty=judged.novelty,
+            remaining=judged.remaining,
         )
     unseen = TrainingSet.of(test, spec.preprocessing, node.device)
     seen = encode_all(node.network, received, unseen)
@@ -344,7 +348,8 @@ def _measure(
         share = accuracy(taken[rows], labels)
         if len(groups) >= MIN_GROUPS:
             weights = Prior().weights(spec.classes, trained)
-            calibrated = calibrate(logits[rows], labels, spec.classes, weights, groups)
+            remaining = None if judged.remaining is None else judged.remaining[rows]
+            calibrated = calibrate(logits[rows], labels, spec.classes, weights, groups, remaining)
             confidence = calibrated.confidence
             taken[rows] = calibrated.taken
             probabilities[rows] = calibrated.probabilities

@@ -84,6 +84,7 @@ class LeftOut(NamedTuple):
     alone: dict[float, np.ndarray]  # logits [n, C] by strength
     known: np.ndarray  # bool [n]: whether anything else shows the image's class
     repeated: np.ndarray  # bool [n]: whether another group of the plant does
+    remaining: np.ndarray  # [n]: the part of its class's images, of all plants, that was left
     novelty: np.ndarray | None  # [n]
 
 
@@ -95,6 +96,7 @@ class Judged(NamedTuple):
     logits: dict[CandidateName, np.ndarray]  # [n, C]; of the deployed one with the choice nested
     heads: dict[CandidateName, Linear]
     known: np.ndarray  # bool [n]: the images that can be judged
+    remaining: np.ndarray  # [n]: as in `LeftOut`
     novelty: np.ndarray | None  # [n]
 
 
@@ -102,7 +104,7 @@ def leave_out(
     features: np.ndarray,
     labels: np.ndarray,
     folds: Sequence[np.ndarray],
-    classes: int,
+    elsewhere: np.ndarray,
     fit_together: Callable[[np.ndarray], Together],
 ) -> LeftOut:
     """Predict each fold by heads that are made without it.
@@ -111,10 +113,13 @@ def leave_out(
         features: [n, V, d] of the plant's images, of length one; the first view is classified.
         labels: [n].
         folds: positions, each once.
-        classes: C, of the federation.
+        elsewhere: [C], images that other plants have of each class.
         fit_together: makes the consensus head with the plant's images at these positions alone.
     """
     count = len(labels)
+    classes = len(elsewhere)
+    totals = elsewhere + np.bincount(labels, minlength=classes)
+    remaining = np.empty(count)
     together = np.empty((count, classes))
     alone = {strength: np.empty((count, classes)) for strength in STRENGTHS}
     novelty: np.ndarray | None = np.empty(count)
@@ -126,6 +131,8 @@ def leave_out(
         seen = features[fold, 0]
         together[fold] = made.head.logits(seen)
         # a class that nobody has an image of has no weight
+        left = totals - np.bincount(labels[fold], minlength=classes)
+        remaining[fold] = (left / np.maximum(totals, 1))[labels[fold]]
         repeated[fold] = np.isin(labels[fold], labels[kept])
         known[fold] = made.head.weight[labels[fold]].any(1)
         for strength, logits in alone.items():
@@ -135,7 +142,7 @@ def leave_out(
             novelty = None
         elif novelty is not None:
             novelty[fold] = made.novelty(seen)
-    return LeftOut(list(folds), together, alone, known, repeated, novelty)
+    return LeftOut(list(folds), together, alone, known, repeated, remaining, novelty)
 
 
 def fit_mixture(
@@ -198,8 +205,7 @@ def judge(
     nested = np.empty_like(left_out.together)
     for fold in left_out.folds:
         mixture = fit_mixture(left_out, labels, own, np.setdiff1d(everything, fold))
-        by_itself = left_out.alone[mixture.strength][fold]
-        nested[fold] = mixture.combine(left_out.together[fold], by_itself, own)
+        nested[fold] = _mix(mixture, left_out, own, fold)
     by_itself = left_out.alone[chosen.strength]
     scale = chosen.alone_scale
     logits: dict[CandidateName, np.ndarray] = {"alone": scale * by_itself}
@@ -207,9 +213,24 @@ def judge(
     candidates: tuple[tuple[CandidateName, float], ...] = (("together", 1.0), ("mixed", 0.5))
     for name, share in candidates:
         mixture = chosen._replace(share=share)
-        logits[name] = mixture.combine(left_out.together, by_itself, own)
+        logits[name] = _mix(mixture, left_out, own, everything)
         heads[name] = mixture.head(together, alone, own)
     logits[chosen.name] = nested
     head = chosen.head(together, alone, own)
     heads[chosen.name] = head
-    return Judged(head, chosen.name, logits, heads, left_out.known, left_out.novelty)
+    return Judged(
+        head, chosen.name, logits, heads, left_out.known, left_out.remaining, left_out.novelty
+    )
+
+
+def _mix(mixture: Mixture, left_out: LeftOut, own: Sequence[int], rows: np.ndarray) -> np.ndarray:
+    """Return the mixture's logits [r, C] for some images.
+
+    Where all of the plant's images of a class are left out, its own head would veto the class,
+    which the one that is deployed does not: the consensus head predicts these images alone.
+    """
+    together = left_out.together[rows]
+    mixed = mixture.combine(together, left_out.alone[mixture.strength][rows], own)
+    single = ~left_out.repeated[rows]
+    mixed[single] = mixture.together_scale * together[single]
+    return mixed

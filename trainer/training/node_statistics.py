@@ -14,7 +14,7 @@ from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import Arrays, add_prefix, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.privacy.noise import derive_key, draw_normal
-from trainer.statistics.sums import choose_images
+from trainer.statistics.sums import PREFIX, choose_images
 from trainer.training.training_set import TrainingSet
 
 _EXACT = "exact"  # prefix of a node's sums where others leave it
@@ -147,6 +147,13 @@ class NodeStatistics:
                 "machine, then start a new run",
             ) from error
         return others
+
+    def count_images(self, others: Arrays) -> np.ndarray:
+        """Return how many images the other plants have of each class, [C], as far as is known."""
+        count = others.get(f"{PREFIX}.images")
+        if count is None or self._is_private:
+            return np.zeros(len(self._spec.classes))
+        return count
 
     def deploy(self, own: Tensors, others: Arrays, *, served: bool) -> Tensors:
         """Return the personal model of these sums of the node and of totals of the other nodes."""
