@@ -75,8 +75,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
             )
         if self.images < FEW:
             found.append(
-                f"only {self.images} images judged the model, too few to choose by: label more, "
-                "or bring --test FOLDER"
+                f"only {self.images} images judged the model: label more, or bring --test FOLDER"
             )
         if self.fall is not None:
             before, after = self.fall

@@ -77,8 +77,8 @@ def _images(manifest: Manifest) -> Iterator[str]:
     )
     if manifest.metrics.get("cross_validated"):
         yield (
-            "Cross-validated: the images that judged it are those that trained it, each left out "
-            "in turn."
+            "The images that judged it are those that trained it, each left out in turn, "
+            "look-alikes together."
         )
 
 
@@ -158,9 +158,10 @@ def _figures(manifest: Manifest) -> Iterator[str]:
     comparison = manifest.comparison
     if "accuracy_low" in metrics and "images" in metrics:
         yield (
-            f"Accuracy among the plant's own classes: {metrics['accuracy']:.1%} "
+            f"Accuracy on the plant's images, as a line judges: {metrics['accuracy']:.1%} "
             f"({metrics['accuracy_low']:.1%} to {metrics['accuracy_high']:.1%}), on "
-            f"{metrics['images']:.0f} images. Intervals are 95 % (Wilson)."
+            f"{metrics['images']:.0f} images that the model has not seen. Intervals are 95 % "
+            "(Wilson, by groups of look-alikes)."
         )
     elif metrics:
         yield "Without intervals: " + ", ".join(

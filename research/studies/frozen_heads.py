@@ -125,7 +125,8 @@ def _features(catalogue: Catalogue, model: str, size: int, cache: Path) -> np.nd
         cache.mkdir(parents=True, exist_ok=True)
         network = Network(model, len(catalogue.classes))
         np.save(file, view_features(network, to_tensors(initial), data).astype(np.float16))
-    return np.load(file).astype(np.float32)
+    features: np.ndarray = np.load(file)
+    return features.astype(np.float32)
 
 
 def run(trial: Trial, pool: Pool) -> Result:
@@ -201,7 +202,10 @@ def _judge(
     everything = np.arange(len(train))
     judged = frozen_heads.judge(views, labels, own, left_out, fit_together(everything).head)
     probe = logistic_head.fit(pool.last[train], labels, classes, 1.0)
-    heads = {**judged.heads, "chosen": judged.head, "probe": probe, "last": last}
+    heads: dict[str, Linear] = {}
+    for candidate, linear in judged.heads.items():
+        heads[candidate] = linear
+    heads |= {"chosen": judged.head, "probe": probe, "last": last}
     seen = {name: pool.last if name in ("probe", "last") else pool.middle for name in heads}
     truth = pool.labels[test]
     shares_own = {}

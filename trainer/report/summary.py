@@ -24,10 +24,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     classes: list[str]  # of its own images
     images: int  # that trained
     test_images: int
-    accuracy: float  # among its own classes, on its own images
+    accuracy: float  # of what is deployed, as a line judges, on its own images
     accuracy_low: float  # 95 % interval
     accuracy_high: float
-    f1: float  # macro, likewise
+    f1: float  # macro, among its own classes
     accuracy_all: float  # among all classes, on images of all nodes where they are at hand
     accuracy_others: float | None = None  # likewise, on images of classes that it has none of
     onnx_accuracy: float | None = None  # the exported bundle, as `accuracy`
@@ -156,15 +156,14 @@ _COLUMNS: tuple[tuple[str, Callable[[NodeReport], float | None]], ...] = (
     ("alone", _compared("alone")),
     ("together", _compared("together")),
     ("mixed", _compared("mixed")),
-    ("deployed", _compared("chosen")),
-    ("own classes", lambda node: node.accuracy),
+    ("accuracy", lambda node: node.accuracy),
     ("all classes", lambda node: node.accuracy_all),
     ("others' classes", lambda node: node.accuracy_others),
     ("ONNX", lambda node: node.onnx_accuracy),
 )
 
 
-_ON_THE_PAGE_ONLY = ("mixed", "own classes", "ONNX")  # for which 80 columns have no room
+_ON_THE_PAGE_ONLY = ("mixed", "ONNX")  # for which 80 columns have no room
 
 
 def print_table(report: RunReport, console: Console) -> None:
@@ -172,7 +171,7 @@ def print_table(report: RunReport, console: Console) -> None:
     columns = [column for column in report.columns() if column.title not in _ON_THE_PAGE_ONLY]
     title = (
         f"{report.method}, {report.model}, {pluralize(report.rounds, 'round')}, accuracy % on "
-        "held-out images"
+        "unseen images"
     )
     table = Table(title=Text(replace_unprintable(title)))
     for heading in ("node", "own", "images"):

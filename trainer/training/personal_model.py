@@ -305,19 +305,24 @@ def format_outcome(metadata: ModelMetadata) -> list[str]:
     """The model's accuracy, what joining was worth, and warnings: a sentence each."""
     metrics = metadata.metrics
     comparison = metadata.comparison
+    if not metrics and metadata.trained:
+        return [
+            "nothing is known of its accuracy here: this plant has too few labelled images to "
+            "judge it; label images of a second spot of each class"
+        ]
     if not metrics:
         return [
             "nothing is known of its accuracy here: this plant has no labelled image; the model "
             "is made of what all others know, and to the line all classes are alike"
         ]
     spent = [format_spent(metadata.privacy)] if metadata.privacy else []
-    how = "cross-validated on" if metrics["cross_validated"] else "on"
-    kind = "" if metrics["cross_validated"] else "held-out "
+    images = f"{metrics['images']:.0f} held-out images"
+    if metrics["cross_validated"]:
+        images = f"{metrics['images']:.0f} images, each left out in turn"
     accuracy = (
-        f"accuracy {metrics['accuracy']:.1%} among its own classes "
-        f"({metrics['accuracy_low']:.0%} to {metrics['accuracy_high']:.0%}, 95 % interval), "
-        f"{metrics['accuracy_all']:.1%} among all {len(metadata.classes)}, "
-        f"{how} {metrics['images']:.0f} {kind}images"
+        f"accuracy {metrics['accuracy']:.1%} ({metrics['accuracy_low']:.0%} to "
+        f"{metrics['accuracy_high']:.0%}, 95 % interval) on {images}, as a line judges; "
+        f"{metrics['accuracy_all']:.1%} if all {len(metadata.classes)} classes count alike"
     )
     comparison_texts = [comparison.describe(), *comparison.warnings()] if comparison else []
     return [accuracy, *spent, *comparison_texts]

@@ -61,6 +61,11 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     forecasts: list[Forecast]  # the encoder of the federation first
     classes: list[ClassShare]
     doubts: list[Doubt]
+    # of the model that one message gives, as its plant is told it: accuracy on a line with its
+    # 95 % interval; None without images that can judge
+    accuracy: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
 
     def describe(self) -> list[str]:
         """What a person wants to know of it, line by line."""
@@ -84,6 +89,12 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
                     "where a class has few images this is pessimistic: on photographs of steel 8 "
                     "points more is reached"
                 )
+        if self.accuracy is not None:
+            lines.append(
+                f"the model that is made of these sums: accuracy {self.accuracy:.1%} "
+                f"({self.accuracy_low:.0%} to {self.accuracy_high:.0%}, 95 % interval), as a line "
+                "judges"
+            )
         if taught := [share for share in self.classes if share.others and not share.own]:
             names = ", ".join(
                 f"{share.name} ({share.others} images at {share.plants} of them)"
@@ -110,7 +121,13 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def preview(spec: Spec, node: str, result: Arrays, images: LabelledImages) -> Preview:
+def preview(
+    spec: Spec,
+    node: str,
+    result: Arrays,
+    images: LabelledImages,
+    metrics: Mapping[str, float] = {},
+) -> Preview:
     """Forecast what joining gives a node.
 
     Args:
@@ -118,6 +135,7 @@ def preview(spec: Spec, node: str, result: Arrays, images: LabelledImages) -> Pr
         node: its name.
         result: of the run: encoders, and totals of the other nodes.
         images: of the node, as they are now.
+        metrics: of the model that the node would have, as `conclude` gives them.
     """
     images = images.take(choose_images(images.labels))  # those that the sums are of
     forecasts: list[Forecast] = []
@@ -143,7 +161,14 @@ def preview(spec: Spec, node: str, result: Arrays, images: LabelledImages) -> Pr
         )
     ]
     return Preview(
-        node=node, federation=spec.federation, forecasts=forecasts, classes=classes, doubts=doubts
+        node=node,
+        federation=spec.federation,
+        forecasts=forecasts,
+        classes=classes,
+        doubts=doubts,
+        accuracy=metrics.get("accuracy"),
+        accuracy_low=metrics.get("accuracy_low"),
+        accuracy_high=metrics.get("accuracy_high"),
     )
 
 

@@ -235,8 +235,8 @@ def _check_count(facts: Facts, groups: Groups, least: int) -> Findings:
         yield Finding(
             "warning",
             "too few",
-            f"{len(train)} images, {counts[rarest]} of them of {rarest}, are too few to hold any "
-            "out; the model will be judged by cross-validation, whose interval is wide",
+            f"{len(train)} images, {counts[rarest]} of them of {rarest}, are few; each will be "
+            "left out in turn to judge the model, and the interval of its accuracy is wide",
             f"label more, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, or bring --test "
             "FOLDER",
         )
@@ -246,8 +246,8 @@ def _check_count(facts: Facts, groups: Groups, least: int) -> Findings:
             "warning",
             "too few",
             f"{len(train)} images show only {len({number for number, _ in pairs})} different "
-            f"spots, {group_counts[rarest]} of them of {rarest}, too few to hold any out; the "
-            "model will be judged by cross-validation, whose interval is wide",
+            f"spots, {group_counts[rarest]} of them of {rarest}; each will be left out in turn to "
+            "judge the model, and the interval of its accuracy is wide",
             f"label images of more spots, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, "
             "or bring --test FOLDER",
         )

@@ -246,10 +246,15 @@ class Worker:
 
     def _preview(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
-        others = self._participant.without_own(
-            self._load(progress), self._read(final, final=True), counted=progress.counted is True
+        state = self._load(progress)
+        result = self._read(final, final=True)
+        counted = progress.counted is True
+        others = self._participant.without_own(state, result, counted=counted)
+        model = conclude(
+            self._participant, state, progress.round, result, result, (), None, counted=counted
         )
-        made = preview(self._spec, self._name, others, self._images.train)
+        metrics = model.metadata.metrics
+        made = preview(self._spec, self._name, others, self._images.train, metrics)
         file = self.folder / "preview.json"
         disk.replace_bytes(file, msgspec.json.format(msgspec.json.encode(made)))
         self._inbox.put(Deployed(file, made.describe(), made.metrics()))
