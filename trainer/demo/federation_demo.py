@@ -32,7 +32,7 @@ from trainer.demo.demo_processes import Processes, clear_folder
 from trainer.federation.server.spec import Request, draft
 from trainer.report import report_page, summary
 from trainer.training import personal_model
-from trainer.training.evaluation import accuracy, predict_among
+from trainer.training.evaluation import accuracy, predict_in_service
 
 _PER_CLASS = 120  # drawn images
 _REQUESTS = 60  # images sent to the daemon
@@ -240,12 +240,13 @@ def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summ
     mine = np.isin(everyone.digests, [entry.digest for entry in share.test.entries])
     others = ~np.isin(everyone.labels, own)
     right = probabilities.argmax(1) == everyone.labels
+    logits = np.log(np.maximum(probabilities[mine], 1e-30))
     accuracy_others = float(right[others].mean()) if others.any() else None
     return msgspec.structs.replace(
         summary.NodeReport.from_metadata(metadata),
         accuracy_all=float(right.mean()),
         accuracy_others=accuracy_others,
-        onnx_accuracy=accuracy(predict_among(probabilities[mine], own), everyone.labels[mine]),
+        onnx_accuracy=accuracy(predict_in_service(logits, own), everyone.labels[mine]),
     )
 
 
