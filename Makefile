@@ -124,20 +124,21 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Wheel and sdist, whose bytes follow from the files alone.
+# Wheel and sdist, and the wheel of the weights, whose bytes follow from the files alone.
 dist: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
+	cd weights && $(abspath $(BIN))/python -m hatchling build -t wheel -d ../dist
 
 # Each extra in an empty environment, with each supported Python that is here.
 installs: dist
 	$(BIN)/pip download $(QUIET) --dest build/torch --constraint constraints.txt $(TORCH)
-	tests/installs.sh $(BIN)/uv dist/*.whl build/torch $(abspath $(BIN))/python $(PYTHONS)
+	tests/installs.sh $(BIN)/uv dist build/torch $(abspath $(BIN))/python $(PYTHONS)
 
-# The Debian package of the line, for this machine's own Python and processor.
+# The Debian package of the line and the coordinator, for this machine's own Python and processor.
 deb: dist
 	rm -f build/*.deb
-	deploy/deb/build.sh $(BIN)/uv dist/*.whl build
+	deploy/deb/build.sh $(BIN)/uv dist build
 
 # It is installed, judges an image, is upgraded and purged, on this machine.
 deb-installed: deb build/bundle
@@ -151,13 +152,13 @@ wheelhouse:
 	$(if $(filter line train,$(SET)),,$(error SET=$(SET): it is line or train))
 	rm -rf $(WHEELHOUSE) build/pip
 	tests/programs.sh build/programs venv $(PYTHON) build/pip
-	build/pip/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) .
+	build/pip/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) . ./weights
 ifeq ($(SET),train)
 	$(COLLECT) $(TORCH)
 	@test -z "$(TORCH_INDEX)" || ls $(WHEELHOUSE)/torch-*+cpu*.whl >/dev/null || { echo "no torch without CUDA at $(TORCH_INDEX):" \
 		"name an index that has it, or collect gigabytes of CUDA with TORCH_INDEX="; exit 1; }
 endif
-	$(COLLECT) --find-links $(WHEELHOUSE) "$$(ls $(WHEELHOUSE)/edge_node-*.whl)$(EXTRA)"
+	$(COLLECT) --find-links $(WHEELHOUSE) "$$(ls $(WHEELHOUSE)/edge_node-*.whl)$(EXTRA)" $(WHEELHOUSE)/edge_node_weights-*.whl
 	$(MAKE) verified
 	cp constraints.txt docs/INSTALL.txt $(WHEELHOUSE)
 	cd $(WHEELHOUSE) && sha256sum *.whl *.txt >SHA256SUMS
@@ -165,7 +166,7 @@ endif
 
 # The wheels that were collected are those of requirements.lock. It has none of torch's, nor of the CUDA that comes with it.
 verified:
-	@cd $(WHEELHOUSE) && sha256sum *.whl | grep -vE ' (edge_node|torch|torchvision|triton|nvidia_.*|cuda_.*)-' | while read -r hash wheel; do \
+	@cd $(WHEELHOUSE) && sha256sum *.whl | grep -vE ' (edge_node|edge_node_weights|torch|torchvision|triton|nvidia_.*|cuda_.*)-' | while read -r hash wheel; do \
 		grep -q "sha256:$$hash" $(CURDIR)/requirements.lock || { echo "$$wheel is no file of requirements.lock"; exit 1; }; done
 
 # What the wheelhouse holds is installed where there is no network, and works there.
@@ -180,12 +181,12 @@ aarch64:
 # A file with other bytes than in requirements.lock is refused. torch is apart: its builds (CPU, CUDA, a mirror's) differ.
 # uv takes seconds where pip takes minutes, but does not read pip's settings, which may name the only index that is here.
 LOCKED := --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
-$(INSTALLED): pyproject.toml constraints.txt requirements.lock
+$(INSTALLED): pyproject.toml weights/pyproject.toml constraints.txt requirements.lock
 	@echo "installing torch and what else is needed into $(VENV): about 640 MB to download, a few minutes"
 	tests/programs.sh $(VENV)/programs venv $(PYTHON) $(VENV)
 	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock >$(VENV)/uv.lock
 	$(BIN)/python -m pip install $(QUIET) --require-hashes --only-binary :all: --no-deps --requirement $(VENV)/uv.lock
 	$(BIN)/uv pip install $(QUIET) --python $(BIN)/python $(LOCKED) || $(BIN)/python -m pip install $(QUIET) $(LOCKED)
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install $(QUIET) --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m pip install $(QUIET) --no-build-isolation --no-deps --editable . --editable ./weights
 	touch $@

@@ -24,6 +24,8 @@ bundle = "/var/lib/edge-node/bundle"
 port = 8099
 END
 cd /
+setpriv --reuid edge-node --regid edge-node --clear-groups /opt/edge-node/bin/python -c \
+  "from trainer.models.initial_weights import initial_encoder; initial_encoder('mobilenet_v2', 'surface', 0)" # a coordinator's start
 setpriv --reuid edge-node --regid edge-node --clear-groups edge-node infer /var/lib/edge-node/bundle /var/lib/edge-node/bundle/golden.png
 setpriv --reuid edge-node --regid edge-node --clear-groups edge-node serve --config /etc/edge-node/line.toml --memory /var/lib/edge-node \
   2>/var/log/edge-node-deb-test &

@@ -39,7 +39,13 @@ if [ "$set" = line ]; then
   "${install[@]}" edge-node
   if venv/bin/python -c "import torch" 2>/dev/null; then echo "the line's install has torch" >&2; exit 1; fi
   venv/bin/edge-node infer "$bundle" "$bundle/golden.png"
-  venv/bin/python -c "import trainer.federation.server.coordinator"
+  if venv/bin/python -c "import edge_node_weights" 2>/dev/null; then echo "the line's install has weights" >&2; exit 1; fi
+  "${install[@]}" edge-node-weights # what a coordinator starts from
+  venv/bin/python - <<'END'
+import trainer.federation.server.coordinator
+from trainer.models.initial_weights import initial_encoder
+initial_encoder("mobilenet_v2", "surface", 0)
+END
 else
   "${install[@]}" 'edge-node[train]'
   venv/bin/edge-node demo --rounds 2

@@ -1,5 +1,6 @@
 """What is installed: the wheel, and the versions that were tested together."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.paths import REPOSITORY
+from trainer.models.catalogue import SHIPPED
 
 ROOMS = ("broker_config", "edge", "export", "trainer")
-CHECKOUT_ONLY = ("benchmarks", "deploy", "research", "tests")
+CHECKOUT_ONLY = ("benchmarks", "deploy", "research", "tests", "weights")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+WEIGHTS = tomllib.loads((REPOSITORY / "weights" / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
@@ -92,23 +95,47 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(
         "LICENSE",
         "NOTICE",
     }
-    largest = sorted((info.file_size, info.filename) for info in wheel.infolist())[-2:]
-    assert [name for _, name in largest] == [
-        "trainer/models/pretrained/surface_mobilenet_v2.safetensors",
-        "trainer/models/pretrained/imagenet_efficientnet_lite0.safetensors",
-    ]
+    weights = [name for name in names if name.endswith(".safetensors")]
+    assert weights == ["trainer/planted/a.safetensors"]  # the line's install has none
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_the_wheel_of_the_weights_holds_them_and_no_code(source: Path, tmp_path: Path) -> None:
+    wheel = zipfile.ZipFile(build(source / "weights", "wheel", tmp_path))
+    files = {Path(name).name for name in wheel.namelist() if name.startswith("edge_node_weights/")}
+    assert files == {"__init__.py", *(each.file for each in SHIPPED.values())}
+
+    (docstring,) = ast.parse(wheel.read("edge_node_weights/__init__.py")).body
+    assert isinstance(docstring, ast.Expr)
+
+    others = [name for name in wheel.namelist() if not name.startswith("edge_node_weights/")]
+    folder = f"edge_node_weights-{PROJECT['version']}.dist-info"
+    assert {name for name in others if not name.startswith(folder)} == set()
+    assert wheel.read(f"{folder}/licenses/LICENSE") == (source / "LICENSE").read_bytes()
+    assert b"ML Illustrated" in wheel.read(f"{folder}/licenses/NOTICE")
+    assert b"Requires-Dist" not in wheel.read(f"{folder}/METADATA")
+
+
+def test_the_trainer_requires_the_weights_of_its_own_version_and_the_line_none() -> None:
+    assert WEIGHTS["version"] == PROJECT["version"]
+    asked = f"{WEIGHTS['name']}=={PROJECT['version']}"
+    extras = PROJECT["optional-dependencies"]
+    assert [name for name, packages in extras.items() if asked in packages] == ["train"]
+    assert not [each for each in PROJECT["dependencies"] if WEIGHTS["name"] in each]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "folder"), [("wheel", "."), ("sdist", "."), ("wheel", "weights")])
 def test_a_copy_elsewhere_of_another_time_and_umask_gives_the_same_bytes(
-    source: Path, tmp_path: Path, kind: str
+    source: Path, tmp_path: Path, kind: str, folder: str
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(source, elsewhere, copy_function=shutil.copyfile)  # with times of their own
     for path in elsewhere.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
-    built = [build(folder, kind, tmp_path / folder.name) for folder in (source, elsewhere)]
+    built = [
+        build(copy / folder, kind, tmp_path / "out" / copy.name) for copy in (source, elsewhere)
+    ]
     assert built[0].name == built[1].name
     assert built[0].read_bytes() == built[1].read_bytes()
 
@@ -133,4 +160,6 @@ def test_every_dependency_has_one_tested_version_that_meets_what_it_asks() -> No
     }
     for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]):
         asked = Requirement(text)
+        if asked.name == WEIGHTS["name"]:  # comes from this checkout
+            continue
         assert pins[canonicalize_name(asked.name)] in asked.specifier, asked

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the Debian package of the line for this machine's own Python and processor: an environment in /opt/edge-node,
-# the unit, the user. What the line needs is pinned by constraints.txt. Usage: deploy/deb/build.sh UV WHEEL OUT
+# Builds the Debian package of the line and the coordinator for this machine's own Python and processor: an environment
+# in /opt/edge-node, the unit, the user. The environment is the package's, so it also holds the weights that a coordinator
+# starts from. What it needs is pinned by constraints.txt. Usage: deploy/deb/build.sh UV DIST OUT
 set -euo pipefail
 
-uv=$1 wheel=$2 out=$3 deb=$(dirname "$0")
+uv=$1 wheel=$(ls "$2"/edge_node-*.whl) weights=$(ls "$2"/edge_node_weights-*.whl) out=$3 deb=$(dirname "$0")
 version=$(basename "$wheel" | cut -d- -f2)
 architecture=$(dpkg --print-architecture)
 python=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -12,7 +13,7 @@ trap 'rm -rf "$tree"' EXIT
 chmod 0755 "$tree"
 
 "$uv" venv --quiet --relocatable --python /usr/bin/python3 "$tree/opt/edge-node"
-"$uv" pip install --quiet --python "$tree/opt/edge-node/bin/python" --link-mode copy --constraint constraints.txt "$wheel"
+"$uv" pip install --quiet --python "$tree/opt/edge-node/bin/python" --link-mode copy --constraint constraints.txt "$wheel" "$weights"
 rm -f "$tree"/opt/edge-node/{.gitignore,.lock,CACHEDIR.TAG}
 chmod -R u=rwX,go=rX "$tree/opt"
 mkdir -p "$tree"/{DEBIAN,etc/edge-node,usr/bin,usr/lib/systemd/system,usr/lib/sysusers.d,usr/share/doc/edge-node}

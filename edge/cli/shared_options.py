@@ -126,10 +126,10 @@ Method = Annotated[
     ),
 ]
 WEIGHTS = (
-    "Initial weights: imagenet (for efficientnet_lite0 they come with edge-node, others are "
-    "downloaded), surface (for mobilenet_v2, from drawn images; come with edge-node), none, a "
-    "safetensors FILE (of torchvision's names), or auto: model and weights that suit the images "
-    "best (simulate; coordinate, after a preview)."
+    "Initial weights: imagenet (for efficientnet_lite0 they come with edge-node-weights, others "
+    "are downloaded), surface (for mobilenet_v2, from drawn images; come with edge-node-weights), "
+    "none, a safetensors FILE (of torchvision's names), or auto: model and weights that suit the "
+    "images best (simulate; coordinate, after a preview)."
 )
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 SIZE = "Width and height of the network's input, pixels."

@@ -1,1 +1,1 @@
-"""Pretraining of the weights that come with the package."""
+"""Pretraining of the weights that come with the package edge-node-weights."""

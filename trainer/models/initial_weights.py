@@ -71,22 +71,22 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
 
     Args:
         model: a key of FEATURES.
-        weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (comes
-            with the package, or is downloaded by torchvision) or a safetensors file: with the
-            model's names (docs/protocol.md says whose they are), or what a federation has left, of
+        weights: `none` (drawn from `seed`), `surface` (comes with edge-node-weights), `imagenet`
+            (likewise, or is downloaded by torchvision) or a safetensors file: with the model's
+            names (docs/protocol.md says whose they are), or what a federation has left, of
             which the encoder is taken. A texture network may only begin with what is downloaded or
             in a file (VGG19's first layers; its trunk): the rest is drawn.
         seed: of the draw.
 
     Raises:
-        UsageError: no such model, no such file, a file that is not this model's, or torch is needed
-            and missing.
+        UsageError: no such model, no such file, a file that is not this model's, or torch or the
+            package edge-node-weights is needed and missing.
     """
     if model not in FEATURES:
         raise UsageError(f"there is no model {model!r}", f"take one of {', '.join(FEATURES)}")
     shipped = find_shipped(model, weights)
     if weights == "surface" and not shipped:
-        have = [name for name in SHIPPED if find_shipped(name, weights)]
+        have = [name for name, each in SHIPPED.items() if each.weights == weights]
         # no method's for textures
         other = "" if model in PRESETS else f", or take --model {' or '.join(have)}"
         raise UsageError(

@@ -22,7 +22,7 @@ from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
-MODEL = "efficientnet_lite0"  # its ImageNet weights come with the package
+MODEL = "efficientnet_lite0"  # its ImageNet weights come with edge-node-weights
 # last blocks of its fourth and fifth stage, with 80 and 112 channels: later ones blur the place
 _TAPS = ("_blocks.7", "_blocks.10")
 # of the mean over places: a small defect counts, and so does a surface that is strange all over

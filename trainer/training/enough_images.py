@@ -29,7 +29,7 @@ from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, TrainingImage
 from trainer.training.training_set import TrainingSet
 
-_MODEL = "efficientnet_lite0"  # whose weights, of photographs, come with the package
+_MODEL = "efficientnet_lite0"  # whose weights, of photographs, come with edge-node-weights
 # of its features' 1280: a head takes a fiftieth of the time, and is about as good
 _DIMENSIONS = 256
 _FOLDS = 5

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.models.encoders.encoder import PRETRAINED, Encoder, Shipped
+from trainer.models.encoders.encoder import Encoder, Shipped
 
 if TYPE_CHECKING:
     from torch import nn
 
-_WEIGHTS = PRETRAINED / "imagenet_efficientnet_lite0.safetensors"
-_DIRECTIONS = PRETRAINED / "imagenet_efficientnet_lite0_directions.safetensors"
+_WEIGHTS = "imagenet_efficientnet_lite0.safetensors"
+_DIRECTIONS = "imagenet_efficientnet_lite0_directions.safetensors"
 _COUNT = 128  # directions of the end's features
 
 

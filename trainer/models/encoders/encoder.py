@@ -5,7 +5,6 @@ and how it is built then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Shipped(NamedTuple):
-    """Weights that come with the package."""
+    """Weights that come with the package edge-node-weights."""
 
     weights: str  # what `--weights` calls them
-    files: tuple[Path, ...]  # each holds some of the tensors
+    files: tuple[str, ...]  # their names there; each holds some of the tensors
 
 
 class Encoder(NamedTuple):
@@ -34,6 +33,3 @@ class Encoder(NamedTuple):
     # what published and shipped weights hold beside its own tensors: beginnings of names
     lacks: tuple[str, ...] = ()
     size: int = 128  # pixels of the images, if a federation names none
-
-
-PRETRAINED = Path(__file__).parent.parent / "pretrained"

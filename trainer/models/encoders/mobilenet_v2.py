@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.models.encoders.encoder import PRETRAINED, Encoder, Shipped
+from trainer.models.encoders.encoder import Encoder, Shipped
 
 if TYPE_CHECKING:
     from torch import nn
 
-_SURFACE = Shipped("surface", (PRETRAINED / "surface_mobilenet_v2.safetensors",))
+_SURFACE = Shipped("surface", ("surface_mobilenet_v2.safetensors",))
 _STAGES = 5  # of the variant that ends in the middle
 
 
