@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs from a wheelhouse in a network namespace without routes and runs what was installed: the line judges a
-# bundle's image, the trainer runs the demo. Usage: tests/offline.sh PYTHON WHEELHOUSE line|train BUNDLE
+# bundle's image and, with the weights beside it, makes a coordinator's first encoder; the trainer runs the demo.
+# Usage: tests/offline.sh PYTHON WHEELHOUSE line|train BUNDLE
 set -euo pipefail
 
 if [ -z "${NAMESPACE:-}" ]; then
@@ -40,6 +41,7 @@ if [ "$set" = line ]; then
   if venv/bin/python -c "import torch" 2>/dev/null; then echo "the line's install has torch" >&2; exit 1; fi
   venv/bin/edge-node infer "$bundle" "$bundle/golden.png"
   if venv/bin/python -c "import edge_node_weights" 2>/dev/null; then echo "the line's install has weights" >&2; exit 1; fi
+  echo "installed, line alone: $(($(du -sm venv | cut -f1) - before)) MB"
   "${install[@]}" edge-node-weights # what a coordinator starts from
   venv/bin/python - <<'END'
 import trainer.federation.server.coordinator

@@ -4,8 +4,8 @@ No photograph is used.
 
     python -m research.pretraining.pretrain runs/pretrain
 
-goes on where an earlier call stopped, and leaves `surface_mobilenet_v2.safetensors` there:
-edge-node-weights ships this file. Batch number t is a function of (seed, t), so an interrupted training ends
+goes on where an earlier call stopped, and leaves `surface_mobilenet_v2.safetensors` there: the
+package ships this file. Batch number t is a function of (seed, t), so an interrupted training ends
 with the bytes of an uninterrupted one.
 """
 

@@ -1,8 +1,8 @@
 """Audit of what edge-node is built on: `make audit`.
 
-Without a network: constraints.txt pins every package that an install brings, except our own weights,
-to a version of the package index and not to a URL, requirements.lock has the hashes of these
-versions, and what is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities of
+Without a network: constraints.txt pins every package of others that an install brings, to a version
+of the package index and not to a URL, requirements.lock has the hashes of these versions, and what
+is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities of
 these versions. `python -m tests.support.audit [URL]` asks another service with OSV's API, such as
 your mirror.
 """

@@ -71,7 +71,8 @@ def test_a_package_without_the_file_counts_as_missing(
     for name in content:
         (folder / name).touch()
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    others = [each for each in sys.path if not (Path(each) / PACKAGE).exists()]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *others])
     importlib.invalidate_caches()
     with pytest.raises(UsageError) as caught:
         find_file("surface_mobilenet_v2.safetensors")
