@@ -17,6 +17,7 @@ _NO_MORE = re.compile(
 )
 _TRAIN = (  # what the line's install lacks
     "amqtt",
+    "edge_node_weights",
     "jinja2",
     "markupsafe",
     "onnx",
@@ -140,7 +141,7 @@ def explain(error: Exception) -> EdgeNodeError:
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here",
                 "in a checkout, install what research needs: pip install --editable "
-                "'.[train,research]'",
+                "'.[train,research]' ./weights",
             )
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "google":
             return EdgeNodeError(

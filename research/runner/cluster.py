@@ -1,6 +1,7 @@
 """A Ray cluster that exists already, whose machines share the cells of a grid."""
 
 import contextlib
+import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import research
 import trainer
 from broker_config.protocol.errors import UsageError
 from research.runner.processes import Failed
+from trainer.models.weights_package import PACKAGE
 
 C = TypeVar("C")  # cell
 M = TypeVar("M")  # inputs
@@ -25,7 +27,7 @@ def over_cluster(
     """The results of `work` (picklable), as they come, from the cluster at `address`
     (host:port; auto: this machine's).
 
-    Inputs and our code travel there; its machines need Python and the packages of
+    Inputs, our code and its weights travel there; its machines need Python and the packages of
     edge-node[train,research].
     """
     import ray  # noqa: PLC0415  (an extra, and slow)
@@ -49,7 +51,8 @@ def _connect(ray: Any, address: str) -> None:
     try:
         if address != "auto":
             _check_listening(address)
-        code = {"py_modules": [broker_config, edge, research, trainer]}
+        weights = importlib.import_module(PACKAGE)
+        code = {"py_modules": [broker_config, edge, research, trainer, weights]}
         ray.init(address=address, runtime_env=code, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise UsageError(

@@ -633,7 +633,7 @@ def test_a_process_that_may_open_too_few_files_is_refused_before_a_library_abort
         (
             ModuleNotFoundError("No module", name="matplotlib"),
             1,
-            "pip install --editable '.[train,research]'",
+            "pip install --editable '.[train,research]' ./weights",
         ),
         (
             ModuleNotFoundError("No module named 'x'", name="x"),
