@@ -74,9 +74,8 @@ def calibrate_confidence(
         return metadata.confidence
     probabilities = run_graph(content, held_out.images).probabilities
     logits = np.log(np.maximum(probabilities, 1e-30))
-    groups = [[number] for number in range(len(logits))]
     weights = _weights(metadata)
-    return calibrate(logits, held_out.labels, metadata.classes, weights, groups).confidence
+    return calibrate(logits, held_out.labels, metadata.classes, weights).confidence
 
 
 def build_reference(

@@ -430,8 +430,10 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
 
     def chosen_method(self) -> str:
         """The method that is named; by default one that trains only if training is asked for."""
+        if self.method:
+            return self.method
         trains = self.rounds or self.option or self.training or self.head != "trained"
-        return self.method or (DEFAULT_METHOD if trains else ONE_MESSAGE)
+        return DEFAULT_METHOD if trains else ONE_MESSAGE
 
     def request(self) -> "Request":
         """The federation that the options describe."""

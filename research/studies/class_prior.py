@@ -121,7 +121,7 @@ def measure(node: Node) -> dict[float, np.ndarray]:
     names = [str(number) for number in range(len(node.taught))]
     for known in (half, ~half):
         default = np.where(node.taught, 1, Prior().untaught)
-        confidence = calibrate(*node.own.take(known), names, default)
+        confidence = calibrate(*node.own.take(known), names, default).confidence
         least = np.array([confidence.thresholds[name] for name in names])
         for untaught in UNTAUGHT:
             weights = np.where(node.taught, 1, untaught)

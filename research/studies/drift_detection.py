@@ -145,7 +145,7 @@ def _pictures(entries: Sequence[folder_scan.Entry], seed: int) -> LabelledImages
 
 def served(held_out: Seen, labels: np.ndarray, classes: Sequence[str]) -> Model:
     """What of a line's model its watchers use."""
-    confidence = calibrate(held_out.logits, labels, classes, np.ones(len(classes)))
+    confidence = calibrate(held_out.logits, labels, classes, np.ones(len(classes))).confidence
     opinions = softmax(held_out.opinions / confidence.temperature)
     reference = Reference.from_features(
         held_out.features, held_out.logits.argmax(1), len(classes), opinions

@@ -42,6 +42,7 @@ from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, Tensors
+from trainer.training.conclusion import conclude
 from trainer.training.engine import predict
 from trainer.training.evaluation import accuracy, predict_among
 from trainer.training.participant import Participant, State
@@ -153,9 +154,8 @@ class Trained(NamedTuple):
         """The model of a newcomer with these images, as `edge-node join` makes it."""
         participant = Participant(self.spec, NEWCOMER, images)
         rounds, final = self.spec.rounds, self.final
-        return participant.conclude(
-            State({}, {}), rounds, final, final, (), None, counted=False
-        ).tensors
+        model = conclude(participant, State({}, {}), rounds, final, final, (), None, counted=False)
+        return model.tensors
 
 
 def train(

@@ -39,7 +39,7 @@ def calibrate(
     labels: Labels,
     classes: Sequence[str],
     weights: Floats,
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]] | None = None,
     remaining: Floats | None = None,
 ) -> Calibrated:
     """Return what the logits of unseen images tell of the confidence.
@@ -54,13 +54,15 @@ def calibrate(
         classes: C names.
         weights: [C], by which class priors on a line differ from those in training. They act on all
             but the temperature and the outputs that are kept, which are the graph's.
-        groups: positions of images that look alike, each once.
+        groups: positions of images that look alike, each once; by default each image is one.
         remaining: [n], where each image was left out of the model that judged it: the part of its
             class's images that this model had. None if the model itself judged it.
 
     Raises:
         ValueError: there are fewer groups than MIN_GROUPS.
     """
+    if groups is None:
+        groups = [[number] for number in range(len(labels))]
     if len(groups) < MIN_GROUPS:
         raise ValueError(f"a calibration takes at least {MIN_GROUPS} groups of images")
     divisor, least = _fit(logits, labels, weights)
@@ -81,11 +83,12 @@ def calibrate(
     right = taken == labels
     some = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_HELD_OUT)).astype(int)
     accuracy = float(right[accepted].mean()) if accepted.any() else 0.0
+    credit = 1.0 if remaining is None else _credit(remaining[~right])
     confidence = Confidence(
         images=len(labels),
         groups=len(groups),
         left_out=remaining is not None,
-        credit=1.0 if remaining is None else _credit(remaining[~right]),
+        credit=credit,
         temperature=divisor,
         coverage=float(accepted.mean()),
         accuracy=accuracy,

@@ -171,7 +171,8 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
         own = statistics.sum(features, kept)
         made = statistics.deploy(own, totals, served=width <= _WIDEST)
         parts = {name: value.cpu().numpy() for name, value in strip_prefix(NOVELTY, made).items()}
-        return Together(_linear(made), ClassAxes(**parts).distance if parts else None)
+        distance = ClassAxes(**parts).distance if parts else None
+        return Together(_linear(made), distance)
 
     own = to_tensors(statistics.exact(state.tensors), node.device)
     together = statistics.deploy(own, final, served=True)
@@ -370,6 +371,9 @@ def _measure(
             "accuracy_all": accuracy(logits.argmax(1), images.labels),
             "cross_validated": float(judged.left_out),
         }
+    distances: Sequence[float | None] = [None] * len(taken)
+    if judged.novelty is not None:
+        distances = judged.novelty.tolist()
     predictions = [
         HeldOutPrediction(
             path=str(path.resolve()),
@@ -377,10 +381,16 @@ def _measure(
             label=spec.classes[label],
             verdict=spec.classes[verdict],
             confidence=float(row.max()),
-            novelty=None if judged.novelty is None else float(judged.novelty[position]),
+            novelty=distance,
         )
-        for position, (path, digest, label, verdict, row) in enumerate(
-            zip(images.paths, images.digests, images.labels, taken, probabilities, strict=True)
+        for path, digest, label, verdict, row, distance in zip(
+            images.paths,
+            images.digests,
+            images.labels,
+            taken,
+            probabilities,
+            distances,
+            strict=True,
         )
     ]
     return metrics, confidence, tuple(predictions)

@@ -93,7 +93,8 @@ class NodeStatistics:
     def keep(self, tensors: Tensors, features: Arrays) -> Tensors:
         """Return a node's tensors with its sums, made anew."""
         sums = self.sum(features)
-        return {**tensors, **(add_prefix(_EXACT, sums) if self._is_private else sums)}
+        kept = add_prefix(_EXACT, sums) if self._is_private else sums
+        return {**tensors, **kept}
 
     def release(
         self, tensors: Tensors, received: Tensors, data: TrainingSet, basis: str
