@@ -14,8 +14,6 @@ import json
 import multiprocessing
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,9 +23,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.light_nodes import share
-from benchmarks.node_scale import Watch, find_spec, wrong_values
+from benchmarks.node_scale import run_coordinator, wrong_values
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.messages import Spec
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
@@ -52,48 +49,15 @@ def measure(nodes: int, rounds: int, model: str, folder: Path) -> Figures:
     """Run one federation to its end; everything lies in `folder`."""
     weights = folder / "weights.safetensors"
     save_file(strip_prefix("encoder", initial_encoder(model, "none", 0)), weights)
-    state = folder / "coordinator"
-    with (
-        start_broker(folder / "broker", kind="mosquitto") as broker,
-        (folder / "events").open("wb") as output,
-    ):
-        coordinator = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "edge.cli.main",
-                "coordinate",
-                broker.url,
-                "--json",
-                "--classes",
-                "a,b",
-                "--nodes",
-                str(nodes),
-                "--rounds",
-                str(rounds),
-                "--method",
-                "fedavg",
-                "--aggregate",
-                "mean",
-                "--model",
-                model,
-                "--weights",
-                str(weights),
-                "--codec",
-                "none",
-                "--state",
-                str(state),
-            ],
-            stdout=output,
+    with start_broker(folder / "broker", kind="mosquitto") as broker:
+        spec, _, watch = run_coordinator(
+            broker.url,
+            nodes,
+            rounds,
+            ("--model", model, "--weights", str(weights)),
+            folder,
+            lambda spec: _take_part(broker.url, spec, nodes, folder),
         )
-        watch = Watch(coordinator.pid, state)
-        try:
-            spec = find_spec(Endpoint.parse(broker.url), coordinator)
-            _take_part(broker.url, spec, nodes, folder)
-            assert coordinator.wait(120) == 0
-        finally:
-            coordinator.kill()
-        watch.join()
     events = [json.loads(line) for line in (folder / "events").read_text().splitlines()]
     closed = [event for event in events if event["event"] == "RoundClosed"]
     largest = 4 * sum(int(np.prod(each.shape)) for each in spec.tensors.values())

@@ -19,8 +19,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,6 +46,7 @@ from trainer.methods.base import MAX_IMAGES_WEIGHT
 from trainer.models.named_tensors import Arrays
 
 _MEGA = 1e6
+T = TypeVar("T")
 
 
 class Figures(msgspec.Struct):
@@ -177,19 +179,27 @@ def wrong_values(spec: Spec, nodes: int, rounds: int, folder: Path) -> int:
     return wrong
 
 
-def measure(nodes: int, rounds: int, folder: Path) -> Figures:
-    """Run one federation to its end; everything lies in `folder`."""
-    with (
-        start_broker(folder / "broker", kind="mosquitto") as broker,
-        (folder / "events").open("wb") as output,
-    ):
+def run_coordinator(
+    url: str,
+    nodes: int,
+    rounds: int,
+    model: Sequence[str],
+    folder: Path,
+    take_part: Callable[[Spec], T],
+) -> tuple[Spec, T, Watch]:
+    """Run a coordinator to its end while all nodes take part.
+
+    `folder` then holds its events and its state. Return its spec, what the nodes have returned,
+    and what the process has used.
+    """
+    with (folder / "events").open("wb") as output:
         coordinator = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
                 "edge.cli.main",
                 "coordinate",
-                broker.url,
+                url,
                 "--json",
                 "--classes",
                 "a,b",
@@ -201,8 +211,7 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
                 "fedavg",
                 "--aggregate",
                 "mean",
-                "--weights",
-                "surface",
+                *model,
                 "--codec",
                 "none",
                 "--state",
@@ -212,12 +221,26 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
         )
         watch = Watch(coordinator.pid, folder / "state")
         try:
-            spec = find_spec(Endpoint.parse(broker.url), coordinator)
-            facts = take_part(broker.url, spec, nodes, folder)
+            spec = find_spec(Endpoint.parse(url), coordinator)
+            facts = take_part(spec)
             assert coordinator.wait(120) == 0
         finally:
             coordinator.kill()
         watch.join()
+    return spec, facts, watch
+
+
+def measure(nodes: int, rounds: int, folder: Path) -> Figures:
+    """Run one federation to its end; everything lies in `folder`."""
+    with start_broker(folder / "broker", kind="mosquitto") as broker:
+        spec, facts, watch = run_coordinator(
+            broker.url,
+            nodes,
+            rounds,
+            ("--weights", "surface"),
+            folder,
+            lambda spec: take_part(broker.url, spec, nodes, folder),
+        )
         used = Broker.look(broker)
     events = [json.loads(line) for line in (folder / "events").read_text().splitlines()]
     return summarise(spec, nodes, rounds, folder, events, facts, watch, used)

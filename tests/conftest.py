@@ -17,6 +17,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
+from broker_config.mqtt.endpoint import Endpoint
 from tests.support.programs import UNPACKED, find_needs
 from tests.support.provisioned_federation import Guarded, guarded
 from tests.support.secured_mosquitto import Secured, secured_mosquitto
@@ -142,6 +143,23 @@ def mosquitto(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A mosquitto."""
     with start_broker(tmp_path / "broker", kind="mosquitto") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """A mosquitto for all tests of a module, whose federations differ by name."""
+    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield Endpoint.parse(running.url)
+
+
+@pytest.fixture(scope="module")
+def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three plants' folders, each with eight images of each class."""
+    from tests.support.plants import draw  # noqa: PLC0415 (the product takes a while to import)
+    from tests.support.threaded_federation import PLANTS  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("plants")
+    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import random
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +17,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
@@ -53,7 +52,6 @@ from export.bundle_signing import Signer
 from tests.support.adversary import Adversary
 from tests.support.authority import Authority
 from tests.support.foreign_node import ForeignNode
-from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
 from tests.support.unreliable_network import UnreliableProxy
 from tests.support.waiting import wait_until
@@ -68,19 +66,6 @@ from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.record.offline_verification import verify
 from trainer.training.personal_model import load
-
-
-@pytest.fixture(scope="module")
-def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("plants")
-    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Endpoint.parse(running.url)
-
 
 # Signatures
 
@@ -286,14 +271,14 @@ class Meddler(Adversary):
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "int4"])
 def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
-    codec: Codec, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    codec: Codec, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("meddled")
     signers = authority.signers()
     federation = Federation(
-        broker, plants, tmp_path, "meddled", 3, Participation(), signers=signers, codec=codec
+        endpoint, plants, tmp_path, "meddled", 3, Participation(), signers=signers, codec=codec
     )
-    meddler = Meddler(broker, "meddled")
+    meddler = Meddler(endpoint, "meddled")
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     outcome = sessions[0].end()
     for session in sessions[1:]:
@@ -390,11 +375,11 @@ class Splitter(Adversary):
 
 @pytest.mark.slow
 def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_blames_nobody(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
         proxies = {
-            name: stack.enter_context(UnreliableProxy(broker.port))
+            name: stack.enter_context(UnreliableProxy(endpoint.port))
             for name in (topics.COORDINATOR, *PLANTS)
         }
         reached = {name: Endpoint.parse(proxy.url) for name, proxy in proxies.items()}
@@ -402,7 +387,7 @@ def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_b
         federation = Federation(
             reached, plants, tmp_path, "split", 3, Participation(), signers=signers
         )
-        splitter = Splitter(broker, "split", proxies)
+        splitter = Splitter(endpoint, "split", proxies)
         coordinator = federation.coordinator()
         nodes = [federation.node(name) for name in PLANTS]
         outcome = coordinator.end()
@@ -424,11 +409,11 @@ def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_b
 
 
 def test_a_coordinator_that_changes_the_spec_of_a_run_is_noticed(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     signers = Authority("altered").signers()
     federation = Federation(
-        broker, plants, tmp_path, "altered", 500, Participation(), signers=signers
+        endpoint, plants, tmp_path, "altered", 500, Participation(), signers=signers
     )
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
@@ -445,13 +430,13 @@ def test_a_coordinator_that_changes_the_spec_of_a_run_is_noticed(
 
 @pytest.mark.slow
 def test_a_node_that_starts_again_notices_a_spec_that_was_changed_meanwhile(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """It says what has changed, and goes on once the coordinator has said what the run began
     with.
     """
-    federation = Federation(broker, plants, tmp_path, "altered-later", 500, Participation())
-    endpoint, first = federation.endpoint(topics.COORDINATOR), federation.spec
+    federation = Federation(endpoint, plants, tmp_path, "altered-later", 500, Participation())
+    first = federation.spec
     coordinator, nodes = federation.coordinator(), [federation.node(name) for name in PLANTS]
     coordinator.wait_for(progress.RoundClosed)
     for session in (*nodes, coordinator):
@@ -477,12 +462,12 @@ def test_a_node_that_starts_again_notices_a_spec_that_was_changed_meanwhile(
 
 
 def test_without_signatures_the_same_meddling_ends_a_federation(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Else the test above would prove nothing."""
-    federation = Federation(broker, plants, tmp_path, "unsigned", 3, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "unsigned", 3, Participation())
     coordinator = federation.coordinator()
-    liar = Adversary(broker, "unsigned")
+    liar = Adversary(endpoint, "unsigned")
     node = federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
     liar.say(
@@ -497,16 +482,16 @@ def test_without_signatures_the_same_meddling_ends_a_federation(
 
 @pytest.mark.slow
 def test_a_federation_that_is_played_back_trains_nobody(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spec, round and broadcast of an earlier run, all of them right:
     only a coordinator that answers is there now.
     """
     authority = Authority("past")
     federation = Federation(
-        broker, plants, tmp_path, "past", 500, Participation(), signers=authority.signers()
+        endpoint, plants, tmp_path, "past", 500, Participation(), signers=authority.signers()
     )
-    listener = Adversary(broker, "past")
+    listener = Adversary(endpoint, "past")
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
     coordinator.wait_for(progress.RoundClosed)
@@ -518,7 +503,7 @@ def test_a_federation_that_is_played_back_trains_nobody(
     ]
     blob = decode_any(played[ENVELOPE_HEADER:]).broadcast  # type: ignore[union-attr]
     player = BlobTransfer(
-        broker,
+        endpoint,
         "past",
         topics.COORDINATOR,
         BlobStore(tmp_path / "coordinator" / "blobs"),
@@ -540,7 +525,7 @@ def test_a_federation_that_is_played_back_trains_nobody(
 
 
 def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """A broker may send what nobody has subscribed to: beside the topics that are signed,
     or where chunks belong.
@@ -552,7 +537,7 @@ def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
         *(f"{topic}/x" for topic in (*TOPICS, topics.spec("steel"))),
     ]
     strays += [topics.want("steel", name, "x") for name in ("coordinator", *PLANTS)]
-    with UnreliableProxy(broker.port) as proxy:
+    with UnreliableProxy(endpoint.port) as proxy:
         reached = Endpoint.parse(proxy.url)
         federation = Federation(
             reached,
@@ -581,7 +566,7 @@ def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
 
 
 def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
-    broker: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Chunks bear no signature, so bytes that do not fit prove nothing about their holder."""
     signers, news, data = (
@@ -591,7 +576,7 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     )
     holder, asker = (
         BlobTransfer(
-            replace(broker, signer=signers[name]), "steel", name, BlobStore(tmp_path / name), news
+            replace(endpoint, signer=signers[name]), "steel", name, BlobStore(tmp_path / name), news
         )
         for name in ("plant-a", "coordinator")
     )
@@ -605,7 +590,7 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
         size=size,
         chunk_size=8192,
     )
-    forger = MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()
+    forger = MqttClient(endpoint, "forger", inbox=queue.Queue(), persistent=False).open()
     asker.start()
     asker.fetch(manifest)
 
@@ -629,10 +614,10 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
 
 @pytest.mark.slow
 def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         "repeated",
@@ -640,7 +625,7 @@ def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
         Participation(),
         signers=Authority("repeated").signers(),
     )
-    listener = Adversary(broker, "repeated")
+    listener = Adversary(endpoint, "repeated")
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
     hello = listener.wait_for(topics.up("repeated", PLANTS[0]))
@@ -655,25 +640,25 @@ def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
 
 
 def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_that_is_signed(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority, said = Authority("closed"), list[str]()
 
-    def join(endpoint: Endpoint, name: str) -> Joinable | None:
-        return discover(endpoint, name, 0.5, said.append, lambda: False, tmp_path)
+    def join(at: Endpoint, name: str) -> Joinable | None:
+        return discover(at, name, 0.5, said.append, lambda: False, tmp_path)
 
     signed = Federation(
-        broker, plants, tmp_path / "1", "closed", 1, Participation(), signers=authority.signers()
+        endpoint, plants, tmp_path / "1", "closed", 1, Participation(), signers=authority.signers()
     )
     session = signed.coordinator()
-    with_kit = replace(broker, signer=MessageSigner(authority.kit(PLANTS[0])))
+    with_kit = replace(endpoint, signer=MessageSigner(authority.kit(PLANTS[0])))
     assert join(with_kit, "closed") == (signed.spec, False)
     with pytest.raises(
         UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"
     ):
-        join(broker, "closed")
+        join(endpoint, "closed")
     session.stop()
-    unsigned = Federation(broker, plants, tmp_path / "2", "closed", 1, Participation())
+    unsigned = Federation(endpoint, plants, tmp_path / "2", "closed", 1, Participation())
     session = unsigned.coordinator()
     with pytest.raises(UsageError, match="no coordinator appeared"):
         join(with_kit, "closed")
@@ -685,7 +670,7 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
 
 
 def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("default")
     signers = {
@@ -694,7 +679,7 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
         if name in (topics.COORDINATOR, PLANTS[0])
     }
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         "default",
@@ -708,7 +693,7 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     others = [
         ForeignNode(
-            broker.port,
+            endpoint.port,
             name,
             MQTTProtocolVersion.MQTTv5,
             weight=9,
@@ -736,7 +721,7 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
 
 @pytest.mark.slow
 def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Its contribution to the open round does not count either;
     the quorum follows the members that are left.
@@ -744,7 +729,7 @@ def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on
     authority = Authority("purged")
     signers = authority.signers()
     federation = Federation(
-        broker, plants, tmp_path, "purged", 40, Participation(), signers=signers
+        endpoint, plants, tmp_path, "purged", 40, Participation(), signers=signers
     )
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
@@ -770,11 +755,11 @@ def test_who_is_revoked_in_a_run_has_no_part_in_it_any_more_and_the_others_go_on
 
 
 def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("few")
     signers = authority.signers()
-    federation = Federation(broker, plants, tmp_path, "few", 40, Participation(), signers=signers)
+    federation = Federation(endpoint, plants, tmp_path, "few", 40, Participation(), signers=signers)
     federation.spec = msgspec.structs.replace(
         federation.spec, aggregation=Aggregation("multi_krum")
     )

@@ -79,18 +79,6 @@ STATE = RoundState(
 ASKED = Want(digest=DIGEST, chunk_size=4096, chunks=(0, 7))
 
 
-@pytest.fixture(scope="module")
-def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("plants")
-    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Endpoint.parse(running.url)
-
-
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Endpoint]:
     """A broker that has kept nothing for nodes that are written from the page:
@@ -439,10 +427,14 @@ def learnt(folder: Path, events: list[progress.AnyEvent]) -> Secrets:
 @pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.slow), "int4"])
 @pytest.mark.parametrize("encryption", ["group", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_broker_sees_no_tensor_digest_loss_or_metric_unless_encryption_is_off(
-    encryption: Encryption, codec: Codec, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    encryption: Encryption,
+    codec: Codec,
+    endpoint: Endpoint,
+    plants: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         f"seen-{codec}",
@@ -453,7 +445,7 @@ def test_a_broker_sees_no_tensor_digest_loss_or_metric_unless_encryption_is_off(
         encryption=encryption,
         telemetry=True,
     )
-    recorder = Recorder(broker, tmp_path)
+    recorder = Recorder(endpoint, tmp_path)
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     outcome = sessions[0].end()
     for session in sessions[1:]:
@@ -497,11 +489,11 @@ class Scrambler(Adversary):
 @pytest.mark.slow
 @pytest.mark.parametrize("listens_to", ["signed", "blobs"])
 def test_altered_and_repeated_ciphertext_changes_no_byte_and_blames_nobody(
-    listens_to: str, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    listens_to: str, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     name = f"scrambled-{listens_to}"
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         name,
@@ -510,7 +502,9 @@ def test_altered_and_repeated_ciphertext_changes_no_byte_and_blames_nobody(
         signers=Authority(name).signers(),
         encryption="group",
     )
-    scrambler = Scrambler(broker, name) if listens_to == "signed" else BlobScrambler(broker, name)
+    scrambler = (
+        Scrambler(endpoint, name) if listens_to == "signed" else BlobScrambler(endpoint, name)
+    )
     sessions = [federation.coordinator(), *(federation.node(each) for each in PLANTS)]
     outcome = sessions[0].end()
     for session in sessions[1:]:
@@ -531,15 +525,15 @@ class BlobScrambler(Scrambler):
 
 
 def test_forged_chunks_cost_nothing_and_are_told_once(
-    broker: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without encryption they would have the blob fetched again."""
     master, signers = MasterKey.draw(), Authority("steel").signers()
     news, data = queue.Queue[object](), secrets.token_bytes(50_000)
 
     def transfer(name: str) -> BlobTransfer:
-        endpoint = replace(broker, signer=signers[name], encryption=MessageEncryption(master))
-        return BlobTransfer(endpoint, "steel", name, BlobStore(tmp_path / name), news)
+        own = replace(endpoint, signer=signers[name], encryption=MessageEncryption(master))
+        return BlobTransfer(own, "steel", name, BlobStore(tmp_path / name), news)
 
     holder, asker = transfer("plant-a"), transfer("coordinator")
     digest, size = holder._store.put(data)
@@ -554,7 +548,7 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
     )
     topic = master.of("plant-a").hide_digest(topics.chunks("steel", "plant-a", digest, 1024))
     with closing(
-        MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()
+        MqttClient(endpoint, "forger", inbox=queue.Queue(), persistent=False).open()
     ) as forger:
         asker.start()
         asker.fetch(manifest)
@@ -575,7 +569,7 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
     assert said == {f"ignored a message on {plain}: it was not encrypted by a member"}
 
 
-def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path: Path) -> None:
+def test_a_transfer_goes_on_when_the_key_is_replaced(endpoint: Endpoint, tmp_path: Path) -> None:
     signers, news, data = (
         Authority("steel").signers(),
         queue.Queue[object](),
@@ -584,8 +578,8 @@ def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path:
     groups = {name: MessageEncryption(MasterKey.draw()) for name in ("plant-a", "coordinator")}
 
     def transfer(name: str) -> BlobTransfer:
-        endpoint = replace(broker, signer=signers[name], encryption=groups[name])
-        return BlobTransfer(endpoint, "steel", name, BlobStore(tmp_path / name), news)
+        own = replace(endpoint, signer=signers[name], encryption=groups[name])
+        return BlobTransfer(own, "steel", name, BlobStore(tmp_path / name), news)
 
     holder, asker = transfer("plant-a"), transfer("coordinator")
     digest, size = holder._store.put(data)
@@ -620,10 +614,10 @@ def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path:
 
 @pytest.mark.slow
 def test_a_coordinator_that_is_started_again_has_another_key_and_nobody_notices(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         "again",
@@ -649,12 +643,12 @@ def test_a_coordinator_that_is_started_again_has_another_key_and_nobody_notices(
 
 @pytest.mark.slow
 def test_a_newcomer_is_given_the_key_of_the_process_that_serves_the_result(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Which is another one than that in which the nodes have made it."""
     images = {**plants, "plant-d": draw(tmp_path / "images", 2, 9)}
     federation = Federation(
-        broker,
+        endpoint,
         images,
         tmp_path,
         "sums",
@@ -779,11 +773,11 @@ def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others
 
 
 def test_a_key_for_which_nothing_can_be_encrypted_costs_its_sender_its_place_and_nobody_else(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     signers = Authority("weak").signers()
     federation = Federation(
-        broker, plants, tmp_path, "weak", 2, Participation(), signers=signers, encryption="group"
+        endpoint, plants, tmp_path, "weak", 2, Participation(), signers=signers, encryption="group"
     )
     coordinator = federation.coordinator()
     hello = Hello(session=SESSION, run=federation.spec.run, software="", key="00" * 32)
@@ -800,7 +794,7 @@ def test_a_key_for_which_nothing_can_be_encrypted_costs_its_sender_its_place_and
 
 @pytest.mark.slow
 def test_who_has_no_key_still_sees_how_the_federation_is_doing_but_no_weight(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """A monitor, a node that has yet to join, and a coordinator's operator who aborts the run
     from elsewhere.
@@ -808,7 +802,7 @@ def test_who_has_no_key_still_sees_how_the_federation_is_doing_but_no_weight(
     authority = Authority("watched")
     signers = authority.signers()
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         "watched",
@@ -821,7 +815,7 @@ def test_who_has_no_key_still_sees_how_the_federation_is_doing_but_no_weight(
     coordinator.wait_for(progress.RoundClosed)
     coordinator.wait_for(progress.RoundClosed)
     kit = msgspec.structs.replace(authority.kit(PLANTS[0]), name=topics.MONITOR)
-    watching = replace(broker, signer=MessageSigner(kit))
+    watching = replace(endpoint, signer=MessageSigner(kit))
 
     def has_contributed() -> bool:
         (status,) = federations.fetch(watching, "watched").statuses()

@@ -3,19 +3,16 @@ nodes and bytes.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError
 from tests.support.plants import (
     CLASSES,
     FEDERATION,
     Process,
-    draw,
     drawn_weights,
     here,
     start,
@@ -30,18 +27,6 @@ from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 
 
-@pytest.fixture(scope="module")
-def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("plants")
-    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Endpoint.parse(running.url)
-
-
 def want(federation: Federation, what: Kind, node: str | None = None) -> None:
     folder = federation.folder / "coordinator"
     act(folder, make_action(federation.spec.run, what, "anna", node))
@@ -49,9 +34,9 @@ def want(federation: Federation, what: Kind, node: str | None = None) -> None:
 
 @pytest.mark.slow
 def test_a_paused_federation_stays_paused_over_a_restart_and_then_comes_to_the_same_bytes(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "paused", 2, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "paused", 2, Participation())
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
     coordinator.wait_for(progress.RoundOpened)
@@ -77,9 +62,9 @@ def test_a_paused_federation_stays_paused_over_a_restart_and_then_comes_to_the_s
 
 @pytest.mark.slow
 def test_the_others_go_on_without_a_dropped_node_and_it_stays_dropped(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "dropped", 2, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "dropped", 2, Participation())
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     for _ in nodes:
@@ -99,9 +84,9 @@ def test_the_others_go_on_without_a_dropped_node_and_it_stays_dropped(
 
 
 def test_an_abort_ends_the_run_for_all_and_the_journal_knows(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "aborted", 50, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "aborted", 50, Participation())
     coordinator = federation.coordinator()
     node = federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
@@ -114,9 +99,9 @@ def test_an_abort_ends_the_run_for_all_and_the_journal_knows(
 
 
 def test_a_run_whose_coordinator_died_before_an_aborts_effect_is_aborted_when_started_again(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "aborted-later", 50, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "aborted-later", 50, Participation())
     assert federation.coordinator().stop() is None
     want(federation, "abort")
     with pytest.raises(EdgeNodeError, match="anna has aborted the run"):
@@ -124,9 +109,9 @@ def test_a_run_whose_coordinator_died_before_an_aborts_effect_is_aborted_when_st
 
 
 def test_a_node_is_not_dropped_if_too_few_would_be_left(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "too-few", 1, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "too-few", 1, Participation())
     coordinator = federation.coordinator()
     for name in PLANTS:
         want(federation, "drop", name)
@@ -176,9 +161,9 @@ def refused(*command: object) -> str:
 
 
 def test_commands_pause_resume_and_abort_what_a_process_coordinates(
-    broker: Endpoint, state: Path
+    endpoint: Endpoint, state: Path
 ) -> None:
-    process, log = coordinate(broker, "typed", state), state.with_suffix(".log")
+    process, log = coordinate(endpoint, "typed", state), state.with_suffix(".log")
     try:
         action = json.loads(here("pause", "--state", state, "--json").stdout)
         assert (action["what"], action["node"]) == ("pause", None)
@@ -193,14 +178,19 @@ def test_commands_pause_resume_and_abort_what_a_process_coordinates(
     finally:
         process.kill()
     told = here(
-        "status", f"mqtt://{broker.host}:{broker.port}", "--federation", "typed", "--once", "--json"
+        "status",
+        f"mqtt://{endpoint.host}:{endpoint.port}",
+        "--federation",
+        "typed",
+        "--once",
+        "--json",
     ).stdout
     assert json.loads(told)["reason"] == "the steel is sold out"
     assert "this run is aborted" in refused("pause", "--state", state)
 
 
-def test_a_command_says_where_nobody_is_there_to_do_it(broker: Endpoint, state: Path) -> None:
-    process = coordinate(broker, "alone", state)
+def test_a_command_says_where_nobody_is_there_to_do_it(endpoint: Endpoint, state: Path) -> None:
+    process = coordinate(endpoint, "alone", state)
     process.terminate()
     assert process.wait(60) == 130
     for command in (("pause",), ("resume",), ("drop", "plant-a")):
@@ -212,10 +202,13 @@ def test_a_command_says_where_nobody_is_there_to_do_it(broker: Endpoint, state: 
 
 @pytest.mark.slow
 def test_a_command_drops_a_node_but_not_the_last(
-    broker: Endpoint, plants: dict[str, Path], state: Path
+    endpoint: Endpoint, plants: dict[str, Path], state: Path
 ) -> None:
-    url = f"mqtt://{broker.host}:{broker.port}"
-    processes, log = {"coordinator": coordinate(broker, "fewer", state)}, state.with_suffix(".log")
+    url = f"mqtt://{endpoint.host}:{endpoint.port}"
+    processes, log = (
+        {"coordinator": coordinate(endpoint, "fewer", state)},
+        state.with_suffix(".log"),
+    )
     try:
         for name in PLANTS[:2]:
             processes[name] = start(

@@ -4,13 +4,12 @@ to the same bytes.
 
 import queue
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
@@ -18,7 +17,6 @@ from broker_config.protocol.codec import decode_any
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Hello
 from tests.support.mosquitto import Mosquitto
-from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
@@ -29,24 +27,12 @@ from trainer.models.network import to_arrays
 ROUNDS = 4
 
 
-@pytest.fixture(scope="module")
-def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("plants")
-    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Endpoint.parse(running.url)
-
-
 @pytest.fixture
 def federation(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> Federation:
     return Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         f"restored-{abs(hash(request.node.name))}",
@@ -197,7 +183,7 @@ def test_a_node_whose_state_is_an_older_copy_is_let_in_and_both_sides_say_so(
 
 @pytest.mark.slow
 def test_a_hello_that_the_broker_says_again_makes_nobodys_folder_an_older_copy(
-    federation: Federation, broker: Endpoint
+    federation: Federation, endpoint: Endpoint
 ) -> None:
     """It tells of an earlier round than its node has contributed to since."""
     inbox: queue.Queue[Any] = queue.Queue()
@@ -205,7 +191,7 @@ def test_a_hello_that_the_broker_says_again_makes_nobodys_folder_an_older_copy(
     nodes = {name: federation.node(name) for name in PLANTS}
     closes(coordinator, 1)
     nodes["plant-a"].stop()
-    with MqttClient(broker, "tester", inbox=inbox, persistent=False) as tester:
+    with MqttClient(endpoint, "tester", inbox=inbox, persistent=False) as tester:
         tester.subscribe(topics.up(federation.spec.federation, "plant-a"))
         tester.await_subscription(60)
         nodes["plant-a"] = federation.node("plant-a")

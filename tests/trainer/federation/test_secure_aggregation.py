@@ -36,18 +36,6 @@ from trainer.methods import make
 from trainer.models.network import to_arrays
 
 
-@pytest.fixture(scope="module")
-def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("plants")
-    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Endpoint.parse(running.url)
-
-
 def found(
     broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, **options: object
 ) -> Federation:
@@ -71,10 +59,14 @@ def found(
     [("afedcl", {"weights": "images"}), ("afedcl_plus", {}), ("gaussian", {})],
 )
 def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
-    method: str, options: dict[str, str], broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    method: str,
+    options: dict[str, str],
+    endpoint: Endpoint,
+    plants: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     rounds = 0 if method == "gaussian" else 2
-    federation = found(broker, plants, tmp_path, method, method=method, rounds=rounds, **options)
+    federation = found(endpoint, plants, tmp_path, method, method=method, rounds=rounds, **options)
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     end_all(sessions)
     outcome = sessions[0].end()
@@ -92,12 +84,12 @@ def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_masked", [True, False])
 def test_in_all_that_broker_and_coordinator_see_there_is_no_piece_of_what_a_node_contributes(
-    is_masked: bool, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    is_masked: bool, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Without encryption the broker sees all that the coordinator does."""
     name = f"seen-{'masked' if is_masked else 'open'}"
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         name,
@@ -107,7 +99,7 @@ def test_in_all_that_broker_and_coordinator_see_there_is_no_piece_of_what_a_node
         signers=Authority(name).signers(),
         secure_aggregation=is_masked,
     )
-    with subscriber(f"mqtt://{broker.host}:{broker.port}", f"edge-node/v1/{name}/#") as seen:
+    with subscriber(f"mqtt://{endpoint.host}:{endpoint.port}", f"edge-node/v1/{name}/#") as seen:
         end_all([federation.coordinator(), *(federation.node(each) for each in PLANTS)])
         traffic = b"\0".join(seen.get().payload for _ in range(seen.qsize()))
     found_ = [any(piece in traffic for piece in pieces(federation, node)) for node in PLANTS]
@@ -136,10 +128,10 @@ def pieces(federation: Federation, node: str) -> list[bytes]:
 
 
 def test_statistics_behind_masks_are_those_of_an_open_run(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """They are whole numbers, and lose nothing on a grid."""
-    federation = found(broker, plants, tmp_path, "sums", method="gaussian", rounds=0)
+    federation = found(endpoint, plants, tmp_path, "sums", method="gaussian", rounds=0)
     images = {name: federation.images(name) for name in PLANTS}
     masked, open_ = (
         simulate(
@@ -153,13 +145,13 @@ def test_statistics_behind_masks_are_those_of_an_open_run(
 
 
 def test_a_class_that_two_plants_have_is_announced_and_then_not_summed(
-    broker: Endpoint, tmp_path: Path
+    endpoint: Endpoint, tmp_path: Path
 ) -> None:
     classes = {"plant-a": CLASSES, "plant-b": CLASSES, "plant-c": CLASSES[:2]}
     plants = {
         name: draw(tmp_path / "plants" / name, 6, 1, known) for name, known in classes.items()
     }
-    federation = found(broker, plants, tmp_path, "scarce", head="statistics", rounds=1)
+    federation = found(endpoint, plants, tmp_path, "scarce", head="statistics", rounds=1)
     coordinator, *nodes = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     why = f"fewer than 3 nodes have images of {CLASSES[2]}"
     with pytest.raises(EdgeNodeError, match=why):
@@ -175,13 +167,20 @@ def test_a_class_that_two_plants_have_is_announced_and_then_not_summed(
 
 
 def test_neither_a_coordinator_nor_a_node_takes_part_without_kits(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Masks are shared with members; without keys nobody could tell these from whoever speaks
     for them.
     """
     federation = Federation(
-        broker, plants, tmp_path, "unsigned", 2, Participation(), "fedavg", secure_aggregation=True
+        endpoint,
+        plants,
+        tmp_path,
+        "unsigned",
+        2,
+        Participation(),
+        "fedavg",
+        secure_aggregation=True,
     )
     for session in (federation.start_coordinator(), federation.node("plant-a")):
         with pytest.raises(UsageError, match="take a kit"):
@@ -189,9 +188,9 @@ def test_neither_a_coordinator_nor_a_node_takes_part_without_kits(
 
 
 def test_a_node_does_not_join_where_too_few_unmask_a_sum(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = found(broker, plants, tmp_path, "weak")
+    federation = found(endpoint, plants, tmp_path, "weak")
     strong = federation.spec
     nodes = masking.MOST_NODES + 1
     threshold, neighbours = masking.least_threshold(nodes), masking.least_neighbours(nodes)
@@ -216,12 +215,12 @@ def test_a_node_does_not_join_where_too_few_unmask_a_sum(
 
 
 def test_a_node_that_cannot_mask_is_not_let_in(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """It is one of an earlier version, to which the spec says nothing of masks:
     its contribution would be open.
     """
-    federation = found(broker, plants, tmp_path, "older")
+    federation = found(endpoint, plants, tmp_path, "older")
     coordinator = federation.coordinator()
     federation.spec = msgspec.structs.replace(federation.spec, mask_threshold=0)
     with pytest.raises(EdgeNodeError, match="this federation masks what its nodes contribute"):
@@ -394,7 +393,7 @@ def test_a_round_that_waits_for_who_is_lost_goes_on_once_the_operator_has_droppe
 
 
 def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_node_that_it_tells(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It wants the sum of all and then that of two, whose difference is what the third has sent."""
     honest = masking_rounds.settle
@@ -413,7 +412,7 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
         return state, [*effects, *again]
 
     monkeypatch.setattr(masking_rounds, "settle", lie)
-    federation = found(broker, plants, tmp_path, "lied-to", participation=Participation(quorum=2))
+    federation = found(endpoint, plants, tmp_path, "lied-to", participation=Participation(quorum=2))
     sessions = [federation.coordinator()]
     with federation.opened_by(3, sessions[0]):
         sessions += [federation.node(name) for name in PLANTS]

@@ -3,7 +3,6 @@ here in threads, killed elsewhere.
 """
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
@@ -20,7 +18,6 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest, Preprocessing, RoundState, Training
 from broker_config.protocol.topics import COORDINATOR
 from tests.support import class_sums
-from tests.support.plants import draw
 from tests.support.proxy import Proxy
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
 from trainer import progress
@@ -35,23 +32,11 @@ from trainer.models.network import to_arrays
 from trainer.training.personal_model import load_metadata
 
 
-@pytest.fixture(scope="module")
-def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("plants")
-    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Endpoint.parse(running.url)
-
-
 @pytest.mark.slow
 def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_simulation(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "sampled", 5, Participation(sample=2))
+    federation = Federation(endpoint, plants, tmp_path, "sampled", 5, Participation(sample=2))
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     outcome = coordinator.end()
@@ -76,7 +61,7 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     method: str,
     rounds: int,
     options: dict[str, str],
-    broker: Endpoint,
+    endpoint: Endpoint,
     plants: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,7 +71,7 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     """
     class_sums.register(monkeypatch)
     federation = Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         f"stopped-{rounds}",
@@ -130,11 +115,11 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     ],
 )
 def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetches_the_next_in_full(
-    away: bool, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    away: bool, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """In the second round a node comes back whose blobs are gone."""
     federation = Federation(
-        broker, plants, tmp_path, f"deltas-{away}", 3, Participation(), "fedavg", codec="int4"
+        endpoint, plants, tmp_path, f"deltas-{away}", 3, Participation(), "fedavg", codec="int4"
     )
     coordinator = federation.coordinator()
     others = [federation.node(name) for name in PLANTS[1:]]
@@ -171,13 +156,15 @@ def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetche
 @pytest.mark.slow
 @pytest.mark.parametrize("cut_off", [COORDINATOR, PLANTS[1]])
 def test_who_is_cut_off_for_longer_than_the_keepalive_is_missed_and_all_go_on_to_the_same_bytes(
-    cut_off: str, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    cut_off: str, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """A network that forwards nothing, and closes nothing: MQTT's keepalive
     (20 s) ends the connection at both ends.
     """
-    with Proxy(broker.port) as proxy:
-        ways = dict.fromkeys((COORDINATOR, *PLANTS), broker) | {cut_off: Endpoint.parse(proxy.url)}
+    with Proxy(endpoint.port) as proxy:
+        ways = dict.fromkeys((COORDINATOR, *PLANTS), endpoint) | {
+            cut_off: Endpoint.parse(proxy.url)
+        }
         federation = Federation(ways, plants, tmp_path, f"cut-{cut_off}", 6, Participation())
         coordinator = federation.coordinator()
         nodes = {name: federation.node(name) for name in PLANTS}
@@ -201,12 +188,12 @@ def test_who_is_cut_off_for_longer_than_the_keepalive_is_missed_and_all_go_on_to
 
 
 def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_would_have_had(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rounds, the second one for statistics, which two nodes may close."""
     method = class_sums.register(monkeypatch)
     federation = Federation(
-        broker, plants, tmp_path, "away", 1, Participation(quorum=2), method, trained="true"
+        endpoint, plants, tmp_path, "away", 1, Participation(quorum=2), method, trained="true"
     )
     coordinator = federation.coordinator(linger=PATIENCE)
     with federation.opened_by(3, coordinator):
@@ -235,13 +222,13 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
 
 
 def test_a_node_that_knows_whether_it_counted_needs_no_coordinator_for_its_model(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stopped as it begins to make its model,
     and comes back when the coordinator has gone for good.
     """
     federation = Federation(
-        broker, plants, tmp_path, "alone", 1, Participation(), class_sums.register(monkeypatch)
+        endpoint, plants, tmp_path, "alone", 1, Participation(), class_sums.register(monkeypatch)
     )
     coordinator = federation.coordinator(linger=0)
     others = [federation.node(name) for name in PLANTS[1:]]
@@ -287,14 +274,16 @@ def lying(training: Training, options: class_sums.Options) -> Method:
 def test_a_node_with_false_statistics_is_named_and_the_others_have_their_result(
     change: dict[str, Any],
     why: str,
-    broker: Endpoint,
+    endpoint: Endpoint,
     plants: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     method, two = class_sums.register(monkeypatch), Participation(quorum=2)
     monkeypatch.setitem(METHODS, "lying", Entry(class_sums.Options, lying))
-    federation = Federation(broker, plants, tmp_path, "-".join(("false", *change)), 1, two, method)
+    federation = Federation(
+        endpoint, plants, tmp_path, "-".join(("false", *change)), 1, two, method
+    )
     spec, coordinator = federation.spec, federation.coordinator()
     with federation.opened_by(3, coordinator):
         honest = [federation.node(name) for name in PLANTS[:2]]
@@ -318,9 +307,9 @@ def test_a_node_with_false_statistics_is_named_and_the_others_have_their_result(
 
 @pytest.mark.slow
 def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "deadline", 4, Participation(quorum=2))
+    federation = Federation(endpoint, plants, tmp_path, "deadline", 4, Participation(quorum=2))
     coordinator = federation.coordinator()
     with federation.opened_by(3, coordinator):
         nodes = {name: federation.node(name) for name in PLANTS}
@@ -344,10 +333,10 @@ def flip(path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_broadcast_that_the_disk_changes_is_served_as_it_was(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """It is changed while it is served: the third node, which was away, comes for it later."""
-    federation = Federation(broker, plants, tmp_path, "changed", 2, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "changed", 2, Participation())
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
     away = federation.node(PLANTS[2], until=lambda event: isinstance(event, progress.RoundOpened))
@@ -355,7 +344,7 @@ def test_a_broadcast_that_the_disk_changes_is_served_as_it_was(
     shutil.rmtree(tmp_path / PLANTS[2] / "blobs")
     for _ in nodes:
         coordinator.wait_for(progress.Contribution)
-    path = tmp_path / "coordinator" / "blobs" / retained_round(broker, "changed").digest
+    path = tmp_path / "coordinator" / "blobs" / retained_round(endpoint, "changed").digest
     flip(path)
     nodes.append(federation.node(PLANTS[2]))
     told = coordinator.wait_for(progress.Note)
@@ -379,11 +368,11 @@ def retained_round(broker: Endpoint, federation: str) -> Manifest:
 
 
 def test_a_late_contribution_is_not_counted_and_its_node_is_told(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """The slow node trains for seconds; after a third of one two contributions suffice."""
     federation = Federation(
-        broker, plants, tmp_path, "late", 30, Participation(quorum=2, deadline=0.3)
+        endpoint, plants, tmp_path, "late", 30, Participation(quorum=2, deadline=0.3)
     )
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
@@ -403,9 +392,9 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
 
 @pytest.mark.slow
 def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "start", 200, Participation(quorum=2))
+    federation = Federation(endpoint, plants, tmp_path, "start", 200, Participation(quorum=2))
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
     coordinator.wait_for(progress.RoundClosed)
@@ -422,9 +411,9 @@ def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
 
 @pytest.mark.slow
 def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itself(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "paused", 12, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "paused", 12, Participation())
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
@@ -450,7 +439,7 @@ def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itse
 def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     method: str,
     options: dict[str, str],
-    broker: Endpoint,
+    endpoint: Endpoint,
     plants: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -460,7 +449,7 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     """
     class_sums.register(monkeypatch)
     federation = Federation(
-        broker, plants, tmp_path, f"served-{method}", 1, Participation(), method, **options
+        endpoint, plants, tmp_path, f"served-{method}", 1, Participation(), method, **options
     )
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
@@ -481,9 +470,9 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
 
 
 def test_aborting_a_suspended_run_tells_its_nodes(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "aborted", 500, Participation())
+    federation = Federation(endpoint, plants, tmp_path, "aborted", 500, Participation())
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS]
     coordinator.wait_for(progress.RoundClosed)
@@ -495,12 +484,12 @@ def test_aborting_a_suspended_run_tells_its_nodes(
 
 
 def test_after_a_finished_run_another_one_begins_from_any_state_folder(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """A coordinator that was served its own old presence by the broker took it for another
     one's.
     """
-    federation = Federation(broker, plants, tmp_path / "first", "again", 1, Participation())
+    federation = Federation(endpoint, plants, tmp_path / "first", "again", 1, Participation())
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     for session in sessions:
         session.end()
@@ -510,7 +499,7 @@ def test_after_a_finished_run_another_one_begins_from_any_state_folder(
         assert isinstance(federation.coordinator().end(), Outcome)
     for folder in ("second", "third"):
         assert (
-            Federation(broker, plants, tmp_path / folder, "again", 1, Participation())
+            Federation(endpoint, plants, tmp_path / folder, "again", 1, Participation())
             .coordinator()
             .stop()
             is None

@@ -3,7 +3,7 @@ with bad peers and without leavers.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import PeerError, UsageError
@@ -377,24 +376,18 @@ def test_patches_that_cannot_be_honest_are_refused_with_their_node_named_and_the
 # Over a broker
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Endpoint.parse(running.url)
-
-
 Begin = Callable[..., Federation]
 
 
 @pytest.fixture
-def begin(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -> Begin:
+def begin(endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -> Begin:
     """A federation over the broker.
 
     The network was traced before: while one thread traces, none may use torch.
     """
     run(rounds=2)
     return lambda name, rounds, options=None, **participation: Federation(
-        broker,
+        endpoint,
         plants,
         tmp_path,
         name,
@@ -420,7 +413,7 @@ def begin(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, run: Run) -
 )
 def test_a_plant_is_told_before_anything_leaves_it_that_others_see_pieces_and_what_hides_images(
     begin: Begin,
-    broker: Endpoint,
+    endpoint: Endpoint,
     plants: dict[str, Path],
     tmp_path: Path,
     options: dict[str, str],
@@ -441,7 +434,7 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_see_pieces_and_wh
     }
     given["demands"] = options  # which are met
     join(
-        broker,
+        endpoint,
         name=name,
         folder=plants[name],
         test=None,
@@ -455,7 +448,7 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_see_pieces_and_wh
 
 
 def test_a_plant_that_demands_more_than_its_federation_hides_does_not_take_part(
-    begin: Begin, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    begin: Begin, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     federation = begin("demanding", 1, {"noise": "0.5", "mix": "4"})
     coordinator, state, told = federation.coordinator(), tmp_path / "joined", list[object]()
@@ -474,10 +467,10 @@ def test_a_plant_that_demands_more_than_its_federation_hides_does_not_take_part(
     with pytest.raises(
         UsageError, match="than it demands: it lacks noise=1 or more, levels=8 or fewer"
     ) as refused:
-        join(broker, demands={"noise": "1", "mix": "2", "levels": "8"}, **given)
+        join(endpoint, demands={"noise": "1", "mix": "2", "levels": "8"}, **given)
     assert "--demand" in refused.value.remedy
     with pytest.raises(UsageError, match=r"cannot be met: .*`nois`"):
-        join(broker, demands={"nois": "1"}, **given)
+        join(endpoint, demands={"nois": "1"}, **given)
     coordinator.stop()
     assert "all other nodes" not in str(told)
     assert not state.exists()
