@@ -55,8 +55,9 @@ def play(state: Federation, events: Iterable[Event]) -> tuple[Federation, list[E
 class Rounds(RuleBasedStateMachine):
     """What the coordinator does with the state machine, and what its journal holds of it."""
 
-    @initialize(plan=plans())
-    def begin(self, plan: Plan) -> None:
+    @initialize(plan=plans(), present=st.integers(0, len(NAMES)))
+    def begin(self, plan: Plan, present: int) -> None:
+        """Some nodes or all are there from the start: else few rounds would open."""
         self.plan = plan
         self.state = Federation(plan)
         self.opened, self.closed, self.finished, self.paused = 0, 0, False, False
@@ -65,16 +66,15 @@ class Rounds(RuleBasedStateMachine):
         self.contributors: set[str] = set()  # journalled, of the open round
         self.present: set[str] = set()
         self.expired = self.held = False
+        for node in NAMES[: min(present, plan.nodes)]:
+            self.join(node)
 
     # Events
 
     @rule(data=st.data())
     def joins(self, data: st.DataObject) -> None:
         """For the first time or again; places are counted by the membership."""
-        node = data.draw(st.sampled_from(NAMES[: self.plan.nodes]))
-        self.members.add(node)
-        self.present.add(node)
-        self.apply(Joined(node))
+        self.join(data.draw(st.sampled_from(NAMES[: self.plan.nodes])))
 
     @precondition(lambda self: self.members)
     @rule(data=st.data())
@@ -100,6 +100,15 @@ class Rounds(RuleBasedStateMachine):
     def expires(self, back: int) -> None:
         self.expired |= back == 0 and self.state.status is Status.OPEN
         self.apply(Expired(self.state.round - back))
+
+    @precondition(lambda self: self.state.status is Status.OPEN)
+    @rule()
+    def a_quorum_contributes_and_the_rest_is_late(self) -> None:
+        round_ = self.state.round
+        for node in sorted(self.state.missing)[: self.plan.quorum]:
+            self.contribute(node)
+        if self.state.round == round_:
+            self.expires(0)
 
     @rule(held=st.booleans())
     def operator_pauses_or_resumes(self, held: bool) -> None:
@@ -151,6 +160,11 @@ class Rounds(RuleBasedStateMachine):
         if self.state.status is Status.OPEN and self.state.takes_part(node):
             self.contributors.add(node)
 
+    def join(self, node: str) -> None:
+        self.members.add(node)
+        self.present.add(node)
+        self.apply(Joined(node))
+
     def contribute(self, node: str) -> None:
         self.journal(node)
         self.apply(Contributed(node))
@@ -169,6 +183,7 @@ class Rounds(RuleBasedStateMachine):
             match effect:
                 case Open(round_, drawn):
                     assert round_ == self.opened + 1 == self.closed + 1
+                    assert round_ > 1 or len(self.present) >= self.needed_to_open()
                     sample = 0 if round_ in self.plan.of_all else self.plan.sample
                     assert len(drawn) == min(sample, len(self.members))
                     assert drawn <= self.members
@@ -191,6 +206,10 @@ class Rounds(RuleBasedStateMachine):
                     assert self.paused is isinstance(effect, Resume)
                     self.paused = isinstance(effect, Pause)
 
+    def needed_to_open(self) -> int:
+        """All nodes where some are drawn from all, and else a quorum."""
+        return self.plan.nodes if self.plan.sample else self.plan.quorum
+
     @invariant()
     def it_says_where_it_is(self) -> None:
         if self.finished:
@@ -205,6 +224,7 @@ class Rounds(RuleBasedStateMachine):
     def it_is_paused_if_and_only_if_fewer_than_the_quorum_can_contribute(self) -> None:
         can = len(self.state.missing | self.state.contributed)
         assert self.state.paused == (self.state.status is Status.OPEN and can < self.plan.quorum)
+        assert self.finished or self.paused == self.state.paused  # as its effects have told
 
     @invariant()
     def nothing_that_is_due_is_left_undone(self) -> None:
@@ -212,7 +232,7 @@ class Rounds(RuleBasedStateMachine):
         if self.held:
             return
         if state.status is Status.GATHERING:
-            assert len(state.present) < (plan.nodes if plan.sample else plan.quorum)
+            assert len(state.present) < self.needed_to_open()
         if state.status is Status.OPEN and len(self.contributors) >= plan.quorum:
             assert not self.expired
             assert (self.drawn or self.present) & self.present - self.contributors
