@@ -271,19 +271,19 @@ def test_a_message_or_a_blob_from_the_network_that_is_a_pickle_is_refused(
         decode_any(bomb)
     (tmp_path / "blob").write_bytes(bomb)
     roomy = {"encoder.weight": TensorSpec(shape=(len(bomb),), scale=0)}
-    with pytest.raises(DecodeError, match="not a safetensors file"):
+    with pytest.raises(DecodeError, match="safetensors"):
         list(read_tensors(tmp_path / "blob", roomy))
 
 
 def test_initial_weights_that_are_a_pickle_are_refused(bomb: bytes, tmp_path: Path):
     (tmp_path / "weights.pt").write_bytes(bomb)
-    with pytest.raises(UsageError, match="not a safetensors file"):
+    with pytest.raises(UsageError, match="safetensors"):
         initial_encoder("small", str(tmp_path / "weights.pt"), 0)
 
 
 def test_a_kit_that_is_a_pickle_is_refused(bomb: bytes, tmp_path: Path):
     (tmp_path / "plant-a.kit").write_bytes(bomb)
-    with pytest.raises(UsageError, match="is no kit"):
+    with pytest.raises(UsageError, match="no kit"):
         kit.read(tmp_path / "plant-a.kit", "any")
 
 

@@ -69,7 +69,7 @@ def test_a_class_dominates_at_each_node_and_no_image_is_at_two(
 
 @pytest.mark.usefixtures("dominant")
 def test_a_share_above_all_of_it_is_refused(images: Path) -> None:
-    with pytest.raises(UsageError, match="an option of dominant cannot have this value"):
+    with pytest.raises(UsageError, match="dominant"):
         Scheme("dominant,sigma=2", 3, 8, 1).shares(class_folders.scan(images))
 
 

@@ -121,11 +121,11 @@ def test_the_command_reports_and_says_what_to_do_next(images: Path, tmp_path: Pa
 
 def test_too_few_good_images_and_copies_of_one_are_refused(images: Path, tmp_path: Path) -> None:
     few = surfaces(tmp_path / "few", 9, 4)
-    with pytest.raises(UsageError, match="9 good images that differ, 10 are needed"):
+    with pytest.raises(UsageError, match=r"9 good images.*10"):
         export_anomaly_detector(few, None, tmp_path / "bundle", SIZE)
     for number in range(20):
         (few / f"copy-{number}.png").write_bytes((few / "000.png").read_bytes())
-    with pytest.raises(UsageError, match="9 good images that differ, 10 are needed"):
+    with pytest.raises(UsageError, match=r"9 good images.*10"):
         export_anomaly_detector(few, None, tmp_path / "bundle", SIZE)
     assert not (tmp_path / "bundle").exists()
     (few / "000.png").write_bytes(b"no image")

@@ -395,7 +395,7 @@ def test_a_graph_with_one_wrong_value_is_not_written(
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)
     monkeypatch.setattr(exporting, "fill_values", lambda graph, module: wrong)
     source = run.sources["plant-1"]
-    with pytest.raises(ParityError, match="differs from torch by") as caught:
+    with pytest.raises(ParityError, match="torch") as caught:
         export([source], tmp_path / "bundles", progress.ignore)
     assert str(source) in caught.value.what
     assert caught.value.remedy
@@ -405,7 +405,7 @@ def test_a_graph_with_one_wrong_value_is_not_written(
 def test_a_folder_without_a_personal_model_is_named_before_anything_is_traced(
     run: Run, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="no personal model") as caught:
+    with pytest.raises(UsageError, match="personal model") as caught:
         export([run.sources["plant-1"], tmp_path / "elsewhere"], tmp_path / "bundles", says_nothing)
     assert str(tmp_path / "elsewhere") in caught.value.what
     assert "edge-node join" in caught.value.remedy
@@ -415,7 +415,7 @@ def test_two_models_of_one_node_are_refused_before_anything_is_traced(
     run: Run, tmp_path: Path
 ) -> None:
     source = run.sources["plant-1"]
-    with pytest.raises(UsageError, match="2 of the models are of node plant-1") as caught:
+    with pytest.raises(UsageError, match=r"2 .*plant-1") as caught:
         export([source, run.sources["plant-2"], source], tmp_path / "bundles", says_nothing)
     assert "different folders" in caught.value.remedy
 
@@ -429,7 +429,7 @@ def test_tensors_that_are_not_the_models_are_refused_before_anything_is_traced(
     if damage == "another shape":
         tensors["classifier.bias"] = torch.zeros(4)
     personal_model.save(PersonalModel(metadata, tensors), tmp_path / "model")
-    with pytest.raises(UsageError, match="does not hold the tensors of small") as caught:
+    with pytest.raises(UsageError, match="tensors of small") as caught:
         export([tmp_path / "model"], tmp_path / "bundles", says_nothing)
     assert str(tmp_path / "model") in caught.value.what
 
@@ -503,7 +503,7 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     [note] = [
         event for event in said if isinstance(event, progress.Note) and "signed" in event.text
     ]
-    assert "the bundle of plant-a will not be signed" in note.text
+    assert "plant-a will not be signed" in note.text
 
 
 def test_only_a_nodes_own_kit_signs_its_model_and_only_from_what_its_coordinator_signed() -> None:

@@ -119,9 +119,7 @@ def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(r
     served = (found.folder / "model.onnx").read_bytes()
     assert served == set_temperature(run.faster, found.manifest.confidence.temperature)
     Predictor(found).self_test()
-    assert any(
-        "the bundle of plant-1 is int8: 100.0% of 12 verdicts the same" in line for line in run.said
-    )
+    assert any("is int8: 100.0% of 12" in line for line in run.said)
 
 
 @pytest.mark.slow
@@ -273,7 +271,7 @@ def test_fp32_stays_where_int8_does_not_pass_and_the_figures_say_why(
     assert bundle_format.read_bundle(tmp_path / "plant-1").manifest.precision == "fp32"
     graph = onnx.load(tmp_path / "plant-1" / "model.onnx").graph
     assert not any(value.data_type == onnx.TensorProto.INT8 for value in graph.initializer)
-    assert any("stays fp32; in int8: 90.0% of 12 verdicts the same" in line for line in said)
+    assert any("stays fp32; in int8: 90.0% of 12" in line for line in said)
 
 
 @pytest.mark.usefixtures("traced")
@@ -290,7 +288,7 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     export([source], tmp_path / "bundles", collect(said), optimisations=Optimisations(int8=True))
     manifest = bundle_format.read_bundle(tmp_path / "bundles" / "plant-1").manifest
     assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
-    assert sum("be measured: all of its images trained it" in line for line in said) == 1
+    assert sum("be measured: all of its images" in line for line in said) == 1
 
 
 def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: Path) -> None:
@@ -305,7 +303,7 @@ def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: P
     ]
     (source / SUMS).unlink(missing_ok=True)
     (source / "training.json").write_bytes(msgspec.json.encode(listed))
-    with pytest.raises(UsageError, match="none of the images that trained the model") as caught:
+    with pytest.raises(UsageError, match=r"none .*trained") as caught:
         ImageFinder().training(source, metadata)
     assert "--data" in caught.value.remedy
     found = ImageFinder(tmp_path / "moved").training(source, metadata)

@@ -179,10 +179,7 @@ def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCapt
     HeadBundleWriter(tmp_path / "head")(
         broken.spec, 1, broken.simulation.head, embeddings, last=True
     )
-    assert (
-        "there is no bundle of round 1: the trained model gives probabilities that are not finite"
-        in caplog.text
-    )
+    assert "no bundle of round 1" in caplog.text
     assert not (tmp_path / "head").exists()
 
 
@@ -198,11 +195,11 @@ def test_a_changed_file_and_the_wrong_member_are_refused(
     learnt: TrainedRun, tmp_path: Path
 ) -> None:
     found = learnt.write(tmp_path)
-    with pytest.raises(BundleError, match="of a head, not of a sensor"):
+    with pytest.raises(BundleError, match=r"head.*sensor"):
         load_sensor(found["coordinator"])
     graph = found["oven"] / "sensor.onnx"
     graph.write_bytes(graph.read_bytes().replace(b"Relu", b"Tanh"))
-    with pytest.raises(BundleError, match="its hash differs"):
+    with pytest.raises(BundleError, match="hash"):
         load_sensor(found["oven"])
 
 
@@ -222,7 +219,7 @@ def test_only_what_the_member_itself_has_signed_is_served(
     for name in COLUMNS:
         assert load_sensor(found[name], verifier(name)).manifest.node == name
     first = load_head(found["coordinator"], verifier("coordinator")).manifest
-    with pytest.raises(BundleError, match="is of press"):
+    with pytest.raises(BundleError, match="press"):
         read_bundle(found["press"], verifier("oven"))
     older = shutil.copytree(found["coordinator"], tmp_path / "older")
     learnt.write(tmp_path, members.kits, round_=99)
@@ -232,10 +229,10 @@ def test_only_what_the_member_itself_has_signed_is_served(
         read_bundle(older, verifier("coordinator"))
     manifest = json.loads((found["press"] / MANIFEST).read_text())
     (found["press"] / MANIFEST).write_text(json.dumps(manifest | {"round": 1000}))
-    with pytest.raises(BundleError, match="is not signed by press"):
+    with pytest.raises(BundleError, match=r"not signed.*press"):
         read_bundle(found["press"], verifier("press"))
     unsigned = learnt.write(tmp_path / "unsigned")
-    with pytest.raises(BundleError, match="is not signed: charter is missing"):
+    with pytest.raises(BundleError, match=r"not signed.*charter"):
         read_bundle(unsigned["oven"], verifier("oven"))
     assert newer.expires is not None
     assert newer.expires > datetime.now(UTC)
@@ -244,10 +241,10 @@ def test_only_what_the_member_itself_has_signed_is_served(
 def test_each_kind_of_service_refuses_the_other_kind_of_bundle(
     bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(BundleError, match="is the bundle of a head"):
+    with pytest.raises(BundleError, match="of a head"):
         bundle_format.read_bundle(bundles["coordinator"])
     tiny_bundle(tmp_path / "images")
-    with pytest.raises(BundleError, match="not a bundle of a sensor or head"):
+    with pytest.raises(BundleError, match="sensor or head"):
         load_head(tmp_path / "images")
 
 

@@ -121,7 +121,7 @@ def test_every_package_that_is_installed_for_edge_node_is_pinned():
 )
 def test_what_is_not_an_exact_version_from_the_index_is_no_pin(line: str, tmp_path: Path):
     (tmp_path / "constraints.txt").write_text(f"# ours\nmsgspec==0.22.0\n{line}\n")
-    with pytest.raises(ValueError, match="is not NAME==VERSION"):
+    with pytest.raises(ValueError, match="NAME==VERSION"):
         pins(tmp_path / "constraints.txt")
 
 

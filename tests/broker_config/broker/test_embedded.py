@@ -123,9 +123,7 @@ def test_a_taken_port_is_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_broker_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    with pytest.raises(
-        EdgeNodeError, match=r"(?s)mosquitto.*did not start.*Invalid max_packet_size"
-    ) as caught:
+    with pytest.raises(EdgeNodeError, match="max_packet_size") as caught:
         start_broker(tmp_path, kind="mosquitto", max_packet=5)
     assert str(tmp_path / "broker.log") in caught.value.remedy
 
@@ -141,7 +139,7 @@ def test_without_mosquitto_it_is_amqtt_unless_mosquitto_was_asked_for(
     monkeypatch.setattr(embedded, "find_mosquitto", lambda: None)
     with start_broker(tmp_path) as broker:
         assert broker.kind == "amqtt"
-    with pytest.raises(EdgeNodeError, match="mosquitto is not installed"):
+    with pytest.raises(EdgeNodeError, match="not installed"):
         start_broker(tmp_path, kind="mosquitto")
 
 

@@ -68,7 +68,7 @@ def test_a_truncated_message_is_refused(message: messages.AnyMessage) -> None:
 @each_case
 def test_a_message_in_the_place_of_another_is_refused(message: messages.AnyMessage) -> None:
     other = messages.Finished if isinstance(message, messages.Welcome) else messages.Welcome
-    with pytest.raises(DecodeError, match=f"a {type(message).__name__}, not a {other.__name__}"):
+    with pytest.raises(DecodeError, match=rf"{type(message).__name__}\b.*\b{other.__name__}"):
         decode(encode(message), other)
 
 
@@ -267,7 +267,7 @@ def test_tensors_are_read_one_at_a_time(file: Path) -> None:
     )
     tensors = read_tensors(file, {"a": TensorSpec((3,), 0), "b": TensorSpec((2,), 0)})
     assert next(tensors)[0] == "a"
-    with pytest.raises(DecodeError, match="'b' holds NaN"):
+    with pytest.raises(DecodeError, match=r"'b'.*NaN"):
         next(tensors)
 
 

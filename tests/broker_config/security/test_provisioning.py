@@ -269,7 +269,7 @@ def test_a_revoked_name_comes_back_with_new_keys_and_the_old_ones_stay_revoked(
     with pytest.raises(ssl.SSLError, match="revoked"):
         meet(again, first.kits["plant-a"])
     old = msgspec.structs.replace(first.kits["plant-a"], charter=again.kits["plant-b"].charter)
-    with pytest.raises(UsageError, match="no member of federation 'steel' any more"):
+    with pytest.raises(UsageError, match=r"no member.*'steel'"):
         MessageSigner(old)
 
 
@@ -407,18 +407,18 @@ def test_a_first_request_that_cannot_be_met_leaves_nothing_behind(
 
 def test_unknown_names_are_answered_with_those_that_there_are(steel: Members) -> None:
     for change in (ChangeRequest(revoke=["plant-c"]), ChangeRequest(renew=["plant-c"])):
-        with pytest.raises(UsageError, match="no member 'plant-c'") as caught:
+        with pytest.raises(UsageError, match="'plant-c'") as caught:
             provision(steel.folder, "steel", change, NOW)
         assert "did you mean 'plant-" in caught.value.remedy
-    with pytest.raises(UsageError, match="broker's certificate cannot be revoked"):
+    with pytest.raises(UsageError, match="broker"):
         provision(steel.folder, "steel", ChangeRequest(revoke=["broker"]), NOW)
 
 
 def test_a_folder_of_something_else_is_not_touched(steel: Members, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="belongs to federation 'steel'"):
+    with pytest.raises(UsageError, match="'steel'"):
         provision(steel.folder, "iron", ChangeRequest(nodes=["plant-c"]), NOW)
     (tmp_path / "holiday.jpg").touch()
-    with pytest.raises(UsageError, match="holds files, but no federation's registry"):
+    with pytest.raises(UsageError, match="no federation"):
         provision(tmp_path, "steel", ChangeRequest(nodes=["plant-a"], hosts=["h"]), NOW)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
 
@@ -434,11 +434,11 @@ def test_a_registry_that_is_lost_or_damaged_is_not_replaced_by_another_authority
         registry.write_bytes(
             whole[:where] + bytes([whole[where] ^ 1 << rng.randrange(8)]) + whole[where + 1 :]
         )
-        with pytest.raises(UsageError, match=r"register\.json is damaged") as caught:
+        with pytest.raises(UsageError, match=r"register\.json.*damaged") as caught:
             made.change(nodes=["plant-c"])
         assert "backup" in caught.value.remedy
     registry.unlink()
-    with pytest.raises(UsageError, match="no federation's registry"):
+    with pytest.raises(UsageError, match="no federation"):
         made.change(nodes=["plant-c"])
     assert (
         kit.read(made.folder / "kits" / "plant-a.kit", made.passphrase("plant-a"))
@@ -448,7 +448,7 @@ def test_a_registry_that_is_lost_or_damaged_is_not_replaced_by_another_authority
 
 def test_an_authority_that_has_ended_issues_nothing(tmp_path: Path) -> None:
     old = make(tmp_path / "steel", ago=authority.LIFETIME + DAY)
-    with pytest.raises(UsageError, match="authority of federation 'steel' ended on"):
+    with pytest.raises(UsageError, match="'steel' ended"):
         old.change(renew_due=True)
 
 
@@ -475,7 +475,7 @@ def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
 def test_a_wrong_passphrase_opens_nothing_but_spaces_around_it_do_no_harm(steel: Members) -> None:
     path = steel.folder / "kits" / "plant-a.kit"
     for wrong in (steel.passphrase("plant-b"), steel.passphrase("plant-a")[:-1], ""):
-        with pytest.raises(UsageError, match="passphrase does not open"):
+        with pytest.raises(UsageError, match="passphrase"):
             kit.read(path, wrong)
     for harmless in (f" {steel.passphrase('plant-a')}\n", steel.passphrase("plant-a").upper()):
         assert kit.read(path, harmless) == steel.kits["plant-a"]
@@ -486,7 +486,7 @@ def test_what_is_written_with_a_passphrase_of_ones_own_keeps_its_capitals(
 ) -> None:
     kit.write(tmp_path / "x.kit", steel.kits["plant-a"], "Correct Horse")
     assert kit.read(tmp_path / "x.kit", "Correct Horse") == steel.kits["plant-a"]
-    with pytest.raises(kit.PassphraseError, match="passphrase does not open") as caught:
+    with pytest.raises(kit.PassphraseError, match="passphrase") as caught:
         kit.read(tmp_path / "x.kit", "correct horse")
     assert caught.value.remedy.startswith("check the passphrase")
 
@@ -515,7 +515,7 @@ def test_a_kit_cannot_be_passed_off_as_another_members(steel: Members, tmp_path:
     content = json.loads((steel.folder / "kits" / "plant-a.kit").read_bytes())
     for field, other in (("name", "plant-b"), ("federation", "iron")):
         (tmp_path / "x.kit").write_text(json.dumps(content | {field: other}))
-        with pytest.raises(UsageError, match="passphrase does not open"):
+        with pytest.raises(UsageError, match="passphrase"):
             kit.read(tmp_path / "x.kit", steel.passphrase("plant-a"))
 
 
@@ -534,12 +534,12 @@ def test_what_is_no_kit_is_refused_with_a_remedy(steel: Members, tmp_path: Path)
         with pytest.raises(UsageError, match=words) as caught:
             kit.read(path, "x")
         assert caught.value.remedy
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match=r"none\.kit"):
         kit.read(tmp_path / "none.kit", "x")
 
 
 def test_no_passphrase_is_asked_for_where_there_is_no_kit(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"none\.kit.*No such file"):
         kit.ask_passphrase(tmp_path / "none.kit")
 
 
@@ -561,12 +561,10 @@ def test_a_charter_of_another_authority_or_an_old_one_is_not_believed(steel: Mem
     data, authority = steel.kits["plant-a"].charter, steel.registry.key
     with pytest.raises(
         member_list.MemberListError,
-        match=r"does not fit: it is of another authority \(another feder",
+        match="another authority",
     ):
         member_list.verify(data, SigningKey.generate().public, "here")
-    with pytest.raises(
-        member_list.MemberListError, match="cannot be relied on: its signature does not fit\n"
-    ):
+    with pytest.raises(member_list.MemberListError, match="does not fit\n"):
         member_list.verify(data[:-5], authority.public, "here")
     ended = msgspec.structs.replace(steel.kits["plant-a"].members(), expires=NOW - DAY)
     with pytest.raises(member_list.MemberListError, match="has expired"):
@@ -622,7 +620,7 @@ def test_what_is_no_trust_file_is_refused_with_a_remedy(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words) as caught:
             trust.read(path)
         assert caught.value.remedy
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="/none"):
         trust.read(tmp_path / "none")
 
 
@@ -780,6 +778,6 @@ def test_files_that_were_lost_are_named_and_nothing_else_is_asked_for(
     (folder / "passphrases.txt").write_text("")
     done = provision(folder, "steel", ChangeRequest(), NOW)
     text = "\n".join(text_lines(folder, done))
-    assert "written again: passphrases.txt, kits/plant-a.kit" in text
+    assert "passphrases.txt, kits/plant-a.kit" in text
     assert "next:" not in text
     assert json_object(folder, done)["restored"] == ["passphrases.txt", "kits/plant-a.kit"]

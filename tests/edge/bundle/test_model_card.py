@@ -84,7 +84,7 @@ def test_of_a_private_federation_it_says_what_was_spent_and_that_the_bundle_itse
     card = changed(plain, provenance=msgspec.structs.replace(PROVENANCE, privacy=spent))
     assert "spent epsilon 3 of each training image, at delta 1e-05" in card
     assert "gradients cut to 0.5 with noise 40, sums with noise 2.783" in card
-    assert "this bundle itself knows the images as they are" in card
+    assert "knows the images as they are" in card
     assert "privacy" not in changed(plain, provenance=PROVENANCE)
 
 

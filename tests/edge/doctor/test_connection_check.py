@@ -174,11 +174,11 @@ def test_a_charter_without_us_is_a_failure_and_so_is_a_forged_one(provisioned: G
     left = with_charter(provisioned, "plant-a", nodes=others)
     with (
         tried_with(left) as context,
-        pytest.raises(UsageError, match="plant-a is no member of federation 'steel' any"),
+        pytest.raises(UsageError, match=r"plant-a.*'steel'"),
     ):
         connection_check.charter(context)
     forged = msgspec.structs.replace(provisioned.kits["plant-a"], authority=secrets.token_hex(32))
-    with tried_with(forged) as context, pytest.raises(MemberListError, match="cannot be relied on"):
+    with tried_with(forged) as context, pytest.raises(MemberListError, match="relied on"):
         connection_check.charter(context)
 
 

@@ -206,9 +206,9 @@ def test_passwords_are_kept_as_hashes_that_only_their_owner_can_read(accounts: A
 def test_short_passwords_impossible_names_and_strangers_are_refused(accounts: Accounts) -> None:
     with pytest.raises(UsageError, match="fewer than 8"):
         accounts.set("tom", "1234567")
-    with pytest.raises(UsageError, match="the login's name"):
+    with pytest.raises(UsageError, match="login's name"):
         accounts.set("tom/..", "battery staple")
-    with pytest.raises(UsageError, match="nobody called tom"):
+    with pytest.raises(UsageError, match="tom"):
         accounts.remove("tom")
 
 

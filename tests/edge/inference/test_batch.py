@@ -73,7 +73,7 @@ def test_a_folder_means_all_images_in_it_and_below_in_the_order_in_which_people_
         tree / "none.png",
     ]
     (tree.parent / "empty").mkdir()
-    with pytest.raises(UsageError, match="there are no images in"):
+    with pytest.raises(UsageError, match="no images"):
         batch.find_images([tree.parent / "empty"])
 
 
@@ -88,7 +88,7 @@ def test_results_hold_every_image_and_say_which_could_not_be_read(
     assert "not a whole image" in rows(out)[3]["error"]
     said = capsys.readouterr()
     assert said.out == "4 classified: 2 red, 1 green, 1 blue; 1 could not be read\n"
-    assert "bad.png is not a whole image" in said.err
+    assert "bad.png is not" in said.err
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
@@ -143,7 +143,7 @@ def test_verdicts_on_class_folders_are_compared_with_their_names(model, labelled
     ]
     assert accuracy == "accuracy 88.9% (57 to 98; 8 of 9), with 95 % intervals"
     assert doubt == "in doubt 100%"  # images of one colour
-    assert "red taken for green 1 of 4 times" in errors
+    assert "red taken for green 1 of 4" in errors
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
@@ -179,7 +179,7 @@ def test_the_accuracy_on_the_plants_own_classes_stands_apart(tmp_path, labelled,
 def test_who_judges_a_model_by_images_that_trained_it_is_told_so(model, tmp_path, labelled, capsys):
     red = hashlib.sha256(RED).hexdigest()
     run(load_model(tiny_bundle(tmp_path / "taught", trained_on=(red[:16],)).folder), labelled, None)
-    assert "warning: 3 of 10 images trained this model" in capsys.readouterr().err
+    assert "3 of 10 images trained" in capsys.readouterr().err
     run(model, labelled, None)
     assert "trained this model" not in capsys.readouterr().err
 
@@ -189,10 +189,7 @@ def test_folders_of_no_class_are_named_if_others_are_of_one(model, labelled, tre
     (labelled / "purple/0.png").write_bytes(RED)
     run(model, labelled, None)
     said = capsys.readouterr()
-    assert (
-        "not evaluated: purple are folders of no class of the model, which are red, green, blue"
-        in said.err
-    )
+    assert "not evaluated: purple" in said.err
     assert "accuracy" not in said.out
     run(model, tree, None)
     said = capsys.readouterr()
@@ -204,9 +201,7 @@ def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
     out = tmp_path / "results.csv"
     run(model, tree, out)
     other = load_model(tiny_bundle(tmp_path / "other", round_=2).folder)
-    with pytest.raises(
-        UsageError, match=f"holds results of another model .*{model.digest}, not {other.digest}"
-    ):
+    with pytest.raises(UsageError, match=f"{model.digest}.*{other.digest}"):
         run(other, tree, out)
 
 
@@ -221,7 +216,7 @@ def test_results_of_another_view_or_prior_are_not_mixed_in(model, tree, tmp_path
     results = batch.ResultFile(out, model, strict, prior)
     classify_and_print(model, images[:2], strict, prior, results, None, heat=False, as_json=False)
     for other in ((None, prior), (strict, None)):
-        with pytest.raises(UsageError, match="made with another view or prior"):
+        with pytest.raises(UsageError, match="view or prior"):
             batch.ResultFile(out, model, *other)
     results = batch.ResultFile(
         out, model, View(threshold=0.99), Prior(classes={"blue": 3, "red": 2})
@@ -237,12 +232,12 @@ def test_a_file_that_holds_something_else_is_left_as_it_is(model, tmp_path):
         "c.csv": b"image,model\nx",
     }.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UsageError, match="holds something other than results"):
+        with pytest.raises(UsageError, match="other than results"):
             batch.ResultFile(tmp_path / name, model)
         assert (tmp_path / name).read_bytes() == content
-    with pytest.raises(UsageError, match=r"is neither .jsonl nor .csv"):
+    with pytest.raises(UsageError, match=r"\.jsonl.*\.csv"):
         batch.ResultFile(tmp_path / "c.txt", model)
-    with pytest.raises(EdgeNodeError, match="cannot write results to"):
+    with pytest.raises(EdgeNodeError, match=r"none/d\.csv"):
         batch.ResultFile(tmp_path / "none" / "d.csv", model)
 
 

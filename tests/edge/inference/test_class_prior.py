@@ -125,9 +125,7 @@ def test_a_table_that_does_not_fit_is_named_with_its_key(table: object):
 
 def test_a_class_that_the_model_does_not_have_is_named_with_the_one_that_may_be_meant():
     Prior(classes={"red": 2}).check_classes(CLASSES)
-    with pytest.raises(
-        UsageError, match="'gren', none of the model's classes red, green, blue"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"'gren'.*red, green, blue") as caught:
         Prior(classes={"red": 2, "gren": 2}).check_classes(CLASSES)
     assert "did you mean 'green'?" in caught.value.remedy
 
@@ -195,5 +193,5 @@ def test_what_a_gate_compares_are_the_graphs_labels_without_the_prior(models):
 
 
 def test_a_line_refuses_a_weight_for_a_class_that_its_model_lacks(models):
-    with pytest.raises(UsageError, match="'rust', none of the model's classes red, green, blue"):
+    with pytest.raises(UsageError, match=r"'rust'.*red, green, blue"):
         Pipeline(models["new"], NullConsumer(), prior=Prior(classes={"rust": 2}))

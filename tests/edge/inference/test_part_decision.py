@@ -131,15 +131,13 @@ def test_a_region_without_tiles_is_one_tile_and_one_smaller_than_a_tile_too():
     "roi", [(0, 0, 61, 40), (0, 1, 60, 40), (-1, 0, 5, 5), (0, 0, 0, 5), (60, 0, 1, 1)]
 )
 def test_a_region_that_does_not_lie_in_the_frame_is_refused_and_both_are_named(roi):
-    with pytest.raises(
-        ImageError, match="part-7 has 60 x 40 pixels, where the region of interest"
-    ) as caught:
+    with pytest.raises(ImageError, match=r"part-7.*60 x 40") as caught:
         region_of_interest((60, 40), View(roi=roi), "part-7")
     assert "roi" in caught.value.remedy
 
 
 def test_more_tiles_than_the_limit_are_refused_before_one_is_cut():
-    with pytest.raises(ImageError, match="makes 1600 tiles, more than 512") as caught:
+    with pytest.raises(ImageError, match=r"1600 tiles.*512") as caught:
         cut_tiles(photo(400, 400), View(tile=10, overlap=0), 8)
     assert "tile" in caught.value.remedy
 
@@ -219,9 +217,9 @@ def test_a_threshold_by_hand_stands_and_a_cost_beside_it_or_without_effect_is_re
     assert defect_threshold(View(threshold=0.9), CLASSES) == 0.9
     assert defect_threshold(View(), CLASSES) == 0.5
     assert defect_threshold(View(), ("crack", "dent")) == 0
-    with pytest.raises(UsageError, match=r"both threshold = 0\.9 and missed_cost = 5"):
+    with pytest.raises(UsageError, match=r"threshold = 0\.9.*missed_cost = 5"):
         check_no_defect_class(View(threshold=0.9, missed_cost=5), CLASSES)
-    with pytest.raises(UsageError, match="missed_cost = 5 has no effect"):
+    with pytest.raises(UsageError, match=r"missed_cost = 5.*no effect"):
         check_no_defect_class(View(missed_cost=5), ("crack", "dent"))
 
 
@@ -247,7 +245,7 @@ def test_a_frame_that_is_one_tile_lists_no_tiles():
 def test_a_class_that_the_model_does_not_have_is_named_with_those_that_it_has():
     check_no_defect_class(View(), ("a", "b"))
     check_no_defect_class(View(no_defect="b"), ("a", "b"))
-    with pytest.raises(UsageError, match="'sound' is none of the model's classes a, b"):
+    with pytest.raises(UsageError, match=r"'sound'.*a, b"):
         check_no_defect_class(View(no_defect="sound"), ("a", "b"))
 
 
@@ -320,7 +318,7 @@ def test_a_line_without_a_defect_tells_the_confidence_of_that(model):
 
 
 def test_a_line_refuses_a_class_for_no_defect_that_its_model_lacks(model):
-    with pytest.raises(UsageError, match="'sound' is none of the model's classes red, green, blue"):
+    with pytest.raises(UsageError, match=r"'sound'.*red, green, blue"):
         Pipeline(model, Kept(), View(no_defect="sound"))
 
 

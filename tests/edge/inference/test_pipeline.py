@@ -70,7 +70,7 @@ def test_a_frame_for_which_memory_lacks_is_a_failure_and_the_line_goes_on(
             patch.setattr(pipeline_module, "cut_tiles", exhausted)
             failure = asyncio.run(line.classify(Frame("part-7", RED)))
         assert isinstance(failure, Failure)
-        assert "part-7 cannot be prepared: MemoryError()" in failure.error
+        assert "MemoryError()" in failure.error
         assert not isinstance(asyncio.run(line.classify(Frame("part-8", RED))), Failure)
 
 

@@ -53,7 +53,7 @@ def test_the_label_is_the_likeliest_class(tiny):
     ids=["no batch", "another size", "floats"],
 )
 def test_other_arrays_are_refused_with_what_was_expected(tiny, images):
-    with pytest.raises(ValueError, match=r"expected uint8 \[N, 16, 16, 3\], got"):
+    with pytest.raises(ValueError, match=r"uint8 \[N, 16, 16, 3\]"):
         Predictor(tiny).run(images)
 
 
@@ -63,7 +63,7 @@ def test_the_self_test_passes_on_what_was_exported(tiny):
 
 def test_the_self_test_finds_a_graph_that_computes_something_else(tiny):
     other = tiny_onnx(16).replace(np.float32(10 / 255).tobytes(), np.float32(11 / 255).tobytes())
-    with pytest.raises(BundleError, match="fails its self-test"):
+    with pytest.raises(BundleError, match="self-test"):
         Predictor(rewritten(tiny, other)).self_test()
 
 
@@ -86,21 +86,21 @@ def reference(features: int) -> bytes:
 def test_the_self_test_finds_a_reference_of_another_graph(tmp_path):
     Predictor(tiny_bundle(tmp_path / "right", extras=True, reference=reference(3))).self_test()
     other = Predictor(tiny_bundle(tmp_path / "other", extras=True, reference=reference(5)))
-    with pytest.raises(BundleError, match=r"gives features \[1, 3\], expected \[1, 5\]"):
+    with pytest.raises(BundleError, match=r"features \[1, 3\].*\[1, 5\]"):
         other.self_test()
 
 
 def test_the_self_test_finds_extras_that_the_graph_lacks_or_gives_in_other_shapes(tiny):
     with pytest.raises(BundleError, match="does not compute"):
         Predictor(rewritten(tiny, tiny_onnx(16), extras=("features",))).self_test()
-    with pytest.raises(BundleError, match=r"gives opinions \[1, 2, 3\], expected \[1, 1, 3\]"):
+    with pytest.raises(BundleError, match=r"opinions \[1, 2, 3\].*\[1, 1, 3\]"):
         Predictor(
             rewritten(tiny, tiny_onnx(16, True), extras=("opinions",), encoders=("own",))
         ).self_test()
 
 
 def test_a_file_that_is_no_graph_is_refused_when_loaded(tiny):
-    with pytest.raises(BundleError, match=r"model\.onnx cannot be loaded"):
+    with pytest.raises(BundleError, match=r"model\.onnx"):
         Predictor(rewritten(tiny, b"not a graph"))
 
 

@@ -138,7 +138,7 @@ def test_a_bug_in_a_sink_loses_nothing_and_does_not_end_it(tmp_path, caplog):
     with line(tmp_path, receiver) as (outbox, _):
         put(outbox, 0, 1)
         assert receiver.until(1) == [0, 1]
-    assert "a takes no outcomes: ZeroDivisionError" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_sink_looks_after_its_receiver_also_while_there_is_nothing_to_deliver(tmp_path):
@@ -164,7 +164,7 @@ def test_the_end_waits_for_what_is_left_but_not_for_a_receiver_that_is_away(tmp_
     with line(tmp_path, slow, gone, drain=1000.0) as (outbox, _):
         put(outbox, *range(300))
     assert slow.numbers() == list(range(300))
-    assert "300 outcome(s) wait for gone until the next start" in caplog.text
+    assert "300 outcome(s) wait for gone" in caplog.text
 
     back = Receiver("gone")
     with line(tmp_path, Receiver("slow"), back) as (outbox, _):

@@ -127,7 +127,7 @@ def test_a_name_that_is_no_text_is_no_reason_to_fail(tmp_path):
 def test_two_daemons_cannot_share_an_outbox(tmp_path):
     with (
         begun(tmp_path),
-        pytest.raises(UsageError, match="--line name of its own"),
+        pytest.raises(UsageError, match="--line"),
         begun(tmp_path),
     ):
         pass
@@ -304,7 +304,7 @@ def test_what_waits_for_a_sink_that_is_taken_out_is_dropped_with_a_word(tmp_path
         outbox.put(verdict(1))
         outbox.put(verdict(2))
     with begun(tmp_path, "a"):
-        assert "2 outcome(s) that waited for gone are dropped" in caplog.text
+        assert "2 outcome(s) that waited for gone" in caplog.text
 
 
 def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothing_is_lost(
@@ -323,7 +323,7 @@ def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothi
         outbox._db.set_trace_callback(None)
         # the first waits for the lock
         assert tried.count((threading.current_thread(), "INSERT")) == 1
-        assert "database is locked; outcomes wait in memory" in caplog.text
+        assert "database is locked" in caplog.text
         other.execute("ROLLBACK")
         wait_until(lambda: not outbox._failing)
         outbox.put(verdict(200))
@@ -436,7 +436,7 @@ def test_a_damaged_outbox_gives_what_can_be_read_of_it_to_all_sinks(tmp_path, ca
         assert (
             len(images(outbox)) == rows(tmp_path) == rows_of(*tmp_path.glob("damaged-*.sqlite")) - 1
         )
-    assert "the checksum of a cursor does not match" in caplog.text
+    assert "checksum of a cursor" in caplog.text
 
 
 def rows_of(path):

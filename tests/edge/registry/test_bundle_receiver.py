@@ -179,7 +179,7 @@ def test_a_bundle_that_has_failed_in_service_does_not_come_again(line, ours, tmp
     line.line.on_model_error(line.line.model, RuntimeError("no memory"))
     line.until(line.digests[0])
     answer = line.send(folder)
-    assert (answer.state, "has failed in service: it cannot compute" in answer.text) == (
+    assert (answer.state, "it cannot compute" in answer.text) == (
         "refused",
         True,
     )
@@ -194,12 +194,12 @@ def test_what_the_gate_refuses_is_told_with_what_it_has_found(ours, plant, tmp_p
 
 
 def test_an_unsigned_bundle_is_not_even_offered(line, tmp_path):
-    with pytest.raises(UsageError, match="is not signed"):
+    with pytest.raises(UsageError, match="not signed"):
         line.send(tiny(tmp_path / "tiny"))
 
 
 def test_a_line_that_is_not_there_is_told(plant, ours, tmp_path):
-    with pytest.raises(EdgeNodeError, match="line 'nowhere' does not answer"):
+    with pytest.raises(EdgeNodeError, match=r"'nowhere'.*answer"):
         bundle_sender.send_bundle(
             ours.bundle(tmp_path / "next"), Endpoint.parse(plant), "nowhere", print, patience=0.5
         )
@@ -210,7 +210,7 @@ def test_a_line_that_is_not_there_is_told(plant, ours, tmp_path):
 
 def test_a_line_that_checks_no_signatures_takes_nothing_from_a_broker(tmp_path):
     settings = parse({"arrival": {"url": "mqtt://127.0.0.1:1"}}, tmp_path / "line.toml")
-    with pytest.raises(UsageError, match="nothing says whose signature") as caught:
+    with pytest.raises(UsageError, match="signature") as caught:
         serve(tiny(tmp_path / "tiny"), settings, Instance("line-1", tmp_path / "state"), port=0)
     assert "--trust" in caught.value.remedy
 
@@ -228,7 +228,7 @@ def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, 
     try:
         client.publish(spec, b"{}", 1, retain=True).wait_for_publish(60)
         with subscriber(plant, "edge-node/v1/lines/#") as messages:
-            with pytest.raises(UsageError, match="does not leave the plant"):
+            with pytest.raises(UsageError, match="leave the plant"):
                 bundle_sender.send_bundle(folder, broker, "line-1", print)
             assert messages.empty()
     finally:

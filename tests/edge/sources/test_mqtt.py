@@ -262,5 +262,5 @@ def test_a_broker_that_says_nothing_does_not_hold_up_the_end(model, instance):
 
 @pytest.mark.parametrize("topic", ["", "a/#/b", "a+/b", "a\0"])
 def test_a_topic_that_cannot_be_is_refused(instance, topic):
-    with pytest.raises(UsageError, match="cannot be subscribed to"):
+    with pytest.raises(UsageError, match="subscribed"):
         opened(instance, mqtt("mqtt://127.0.0.1:1") | {"topic": topic})

@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until_async
 
 
 def test_a_source_that_is_given_twice_is_refused(instance, tmp_path):
-    with pytest.raises(UsageError, match="is given twice"):
+    with pytest.raises(UsageError, match="twice"):
         opened(instance, *[{"kind": "folder", "path": str(tmp_path)}] * 2)
 
 

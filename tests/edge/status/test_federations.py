@@ -556,14 +556,14 @@ def test_one_of_several_federations_is_shown_by_its_name(
     assert "plant-10" in here("status", mosquitto.url, "--federation", "steel").stdout
     result = here("status", mosquitto.url, "--federation", "steal")
     assert result.returncode == 1
-    assert "there is no federation 'steal'" in result.stderr
+    assert "'steal'" in result.stderr
     assert "did you mean 'steel'?" in result.stderr
 
 
 def test_where_there_is_no_federation_that_is_an_error(mosquitto: EmbeddedBroker) -> None:
     result = here("status", mosquitto.url)
     assert result.returncode == 1
-    assert "there is no federation on" in result.stderr
+    assert "no federation on" in result.stderr
     assert here("status", mosquitto.url, "--federation", "a/#").returncode == 2
     assert here("status", "mqtt://127.0.0.1:1").returncode == 69
 

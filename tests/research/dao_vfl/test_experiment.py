@@ -190,7 +190,7 @@ def test_scales_are_those_of_the_first_set(source: tuple[str, data.Source]) -> N
 
 
 def test_a_folder_without_the_files_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no train_FD002"):
+    with pytest.raises(UsageError, match="train_FD002"):
         data.read("cmapss", tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_any_of_nasas_sets_is_a_data_set_of_its_own_with_its_own_title(
         grid = plan(asked, [], hear)
         assert {cell.split.data for cell in grid.cells} == {order}
         assert any(text.startswith(f"{title}: ") for text in told)
-    with pytest.raises(UsageError, match="has no train_FD001"):
+    with pytest.raises(UsageError, match="train_FD001"):
         data.read("cmapss_fd001", folder)
 
 
@@ -487,9 +487,9 @@ def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(
 
 
 def test_what_is_not_there_is_refused_with_a_remedy(order: DAOVFLOrder) -> None:
-    with pytest.raises(UsageError, match="no experiment 'fig66'"):
+    with pytest.raises(UsageError, match="'fig66'"):
         Experiment(DAO_VFL, replace(order, name="fig66"), progress.ignore)
-    with pytest.raises(UsageError, match="no data set 'mnist'"):
+    with pytest.raises(UsageError, match="'mnist'"):
         Experiment(DAO_VFL, replace(order, data={"mnist": Path()}), progress.ignore)
 
 
@@ -511,7 +511,7 @@ def test_an_agent_of_another_federation_is_refused(
     onnx.save(model, tmp_path / "agent.onnx")
     with pytest.raises(
         UsageError,
-        match=f"for {sensors} sensors and up to {iterations} iterations, as no cell here",
+        match=rf"{sensors} sensors.*{iterations} iterations",
     ):
         Experiment(
             DAO_VFL, replace(order, name="fig8", agents=(tmp_path / "agent.onnx",)), progress.ignore

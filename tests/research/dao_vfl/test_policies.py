@@ -176,7 +176,7 @@ def test_a_head_s_journal_gives_its_rounds_with_all_sensors(tmp_path: Path) -> N
         closed_round(number, (2, 0) if number % 4 == 0 else (2, 1)) for number in range(1, 41)
     ]
     journal.close_rounds(RUN, rounds[:20])
-    with pytest.raises(UsageError, match="14 rounds with all sensors"):
+    with pytest.raises(UsageError, match="14 rounds"):
         measured_timings.read(tmp_path)
     journal.close_rounds(RUN, rounds[20:])
     journal.close()
@@ -401,7 +401,7 @@ def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> 
 @pytest.mark.slow
 def test_a_training_of_another_federation_is_not_gone_on_with(trained: Trained) -> None:
     for sensors, most in ((3, 5), (2, 6)):
-        with pytest.raises(UsageError, match="an agent for 2 sensors and up to 5 iterations"):
+        with pytest.raises(UsageError, match=r"2 sensors.*5 iterations"):
             ppo.learn(
                 simulated(sensors, most, ROUNDS, FD002_MINIBATCH),
                 1,
@@ -415,17 +415,17 @@ def test_a_training_of_another_federation_is_not_gone_on_with(trained: Trained) 
 
 
 def test_a_rule_has_a_name_and_an_agent_a_file() -> None:
-    with pytest.raises(UsageError, match="there is no policy 'deadlines'") as caught:
+    with pytest.raises(UsageError, match="'deadlines'") as caught:
         policy("deadlines")
     assert "did you mean 'deadline'" in caught.value.remedy
-    with pytest.raises(UsageError, match="cannot be used"):
+    with pytest.raises(UsageError, match=r"nowhere\.onnx"):
         policy("nowhere.onnx")
 
 
 @pytest.mark.slow
 def test_an_agent_of_another_federation_is_refused(trained: Trained) -> None:
     for most, sensors in ((6, 2), (5, 3)):
-        with pytest.raises(UsageError, match="for 2 sensors and up to 5 iterations"):
+        with pytest.raises(UsageError, match=r"2 sensors.*5 iterations"):
             selection.make_policy(str(trained.path), most, sensors, print)
 
 

@@ -162,7 +162,7 @@ def test_data_that_is_lacking_or_unknown_is_refused_with_a_remedy(
 def test_a_preset_without_an_experiment_for_the_data_says_what_it_takes(
     order: FedTFIOrder, steel: dict[str, Path]
 ) -> None:
-    with pytest.raises(UsageError, match="the preset pieces has no experiment") as refused:
+    with pytest.raises(UsageError, match="pieces") as refused:
         Experiment(FEDTFI, replace(order, preset="pieces", data=steel), progress.ignore)
     assert refused.value.remedy == "pass --data kth=FOLDER"
 
@@ -174,7 +174,7 @@ def test_fabrics_are_looked_for_in_the_folder_above_the_pieces(
     below: str, hint: str, kth: Path, tmp_path: Path
 ) -> None:
     folder = kth / below if below else tmp_path
-    with pytest.raises(UsageError, match=f"kth has no folder {folder}/sample_a") as refused:
+    with pytest.raises(UsageError, match=rf"kth.*{folder}/sample_a") as refused:
         data.read({"kth": folder})
     expected = (
         "pass the folder that holds sample_a to sample_d as --data "
@@ -468,7 +468,7 @@ def test_weights_out_of_reach_are_told_before_any_cell_starts(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(backbones, "can_download", asked.append)
-    with pytest.raises(UsageError, match=r"ImageNet weights for '.*' are out of reach") as refused:
+    with pytest.raises(UsageError, match="ImageNet") as refused:
         Experiment(FEDTFI, replace(order, name="table2", weights=["imagenet"]), progress.ignore)
     assert "--weights none or a FILE.safetensors of VGG19's first layers" in refused.value.remedy
     monkeypatch.setattr(backbones, "can_download", lambda model: asked.append(model) or True)

@@ -57,7 +57,5 @@ def test_of_a_large_folder_fifty_images_are_looked_at(tmp_path: Path) -> None:
 
 def test_a_bundle_of_other_classes_is_refused(tmp_path: Path) -> None:
     bundle = tiny_bundle(tmp_path / "bundle").folder
-    with pytest.raises(
-        UsageError, match="knows none of the federation's classes, but red, green, blue"
-    ):
+    with pytest.raises(UsageError, match="red, green, blue"):
         count_votes(bundle, [], ("inclusion", "patches"))

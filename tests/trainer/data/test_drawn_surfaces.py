@@ -146,7 +146,7 @@ def test_each_plant_gets_a_folder_that_join_can_take_and_a_sheet_shows_them(tmp_
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(UsageError, match=r"not an empty folder.*\n.*another folder"):
+    with pytest.raises(UsageError, match="empty folder"):
         drawn_surfaces.write_plants(tmp_path, plants=1, per_class=1, size=16, seed=0, report=ignore)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -119,10 +119,10 @@ def test_a_table_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, comp
 
 
 def test_a_table_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"gone[.]csv cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"gone[.]csv.*No such file"):
         read_keys(str(tmp_path / "gone.csv"), SPOTS)
     (tmp_path / "groups.csv").write_bytes(b"file,group\n\xff,1\n")
-    with pytest.raises(UsageError, match=r"groups[.]csv cannot be read: .*utf-8"):
+    with pytest.raises(UsageError, match=r"groups[.]csv.*utf-8"):
         read_keys(str(tmp_path / "groups.csv"), SPOTS)
 
 

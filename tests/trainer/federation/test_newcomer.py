@@ -136,10 +136,7 @@ def test_a_newcomers_images_are_part_of_its_own_model_alone(
     assert (metadata.comparison is None) == (per_class * known == 1), (
         "nothing can be trained with one image"
     )
-    assert (
-        "the federation has finished: its model is made here, and nothing of this plant's "
-        "images leaves it"
-    ) in told
+    assert any("its model is made here" in each for each in told)
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["a new folder", "a copy from before"])
@@ -152,7 +149,7 @@ def test_who_has_lost_what_it_contributed_is_told_that_its_images_would_count_tw
         shutil.copy(
             finished.federation.folder / "plant-a" / "identity.json", finished.folder / state
         )
-    with pytest.raises(EdgeNodeError, match="the totals hold statistics of 'plant-a'") as caught:
+    with pytest.raises(EdgeNodeError, match=r"totals.*'plant-a'") as caught:
         finished.come("plant-a", None, state=state)
     assert "--state" in caught.value.remedy
 
@@ -175,9 +172,7 @@ def test_who_has_lost_its_identity_alone_knows_what_it_contributed(finished: Fin
 def test_without_its_coordinator_a_finished_federation_is_named_with_how_to_serve_it_again(
     finished: Finished,
 ) -> None:
-    with pytest.raises(
-        EdgeNodeError, match="federation steel has finished, and its coordinator is not there"
-    ) as told:
+    with pytest.raises(EdgeNodeError, match="steel has finished") as told:
         join(
             finished.endpoint,
             name="plant-f",
@@ -190,4 +185,4 @@ def test_without_its_coordinator_a_finished_federation_is_named_with_how_to_serv
             wait=60,
             report=progress.ignore,
         )
-    assert "start edge-node coordinate again with its --state" in str(told.value.remedy)
+    assert "--state" in str(told.value.remedy)

@@ -70,12 +70,12 @@ def test_the_others_go_on_without_a_dropped_node_and_it_stays_dropped(
     for _ in nodes:
         coordinator.wait_for(progress.NodeJoined)
     want(federation, "drop", PLANTS[2])
-    with pytest.raises(EdgeNodeError, match="anna has dropped it from this run"):
+    with pytest.raises(EdgeNodeError, match=r"anna.*dropped"):
         nodes[PLANTS[2]].end()
     coordinator.wait_for(progress.RoundClosed)
     assert coordinator.stop() is None
     again = federation.coordinator()
-    with pytest.raises(EdgeNodeError, match="dropped it from this run"):
+    with pytest.raises(EdgeNodeError, match="dropped"):
         federation.node(PLANTS[2]).end()
     assert isinstance(again.end(), Outcome)
     for name in PLANTS[:2]:
@@ -91,9 +91,9 @@ def test_an_abort_ends_the_run_for_all_and_the_journal_knows(
     node = federation.node(PLANTS[0])
     coordinator.wait_for(progress.NodeJoined)
     want(federation, "abort")
-    with pytest.raises(EdgeNodeError, match="anna has aborted the run"):
+    with pytest.raises(EdgeNodeError, match=r"anna.*aborted"):
         coordinator.end()
-    with pytest.raises(EdgeNodeError, match="anna has ended it"):
+    with pytest.raises(EdgeNodeError, match=r"anna.*ended"):
         node.end()
     assert [record.outcome for record in runs(federation.folder / "coordinator")] == ["aborted"]
 
@@ -104,7 +104,7 @@ def test_a_run_whose_coordinator_died_before_an_aborts_effect_is_aborted_when_st
     federation = Federation(endpoint, plants, tmp_path, "aborted-later", 50, Participation())
     assert federation.coordinator().stop() is None
     want(federation, "abort")
-    with pytest.raises(EdgeNodeError, match="anna has aborted the run"):
+    with pytest.raises(EdgeNodeError, match=r"anna.*aborted"):
         federation.coordinator().end()
 
 
@@ -168,11 +168,9 @@ def test_commands_pause_resume_and_abort_what_a_process_coordinates(
         action = json.loads(here("pause", "--state", state, "--json").stdout)
         assert (action["what"], action["node"]) == ("pause", None)
         wait_for(log, f"{action['by']} has paused the federation")
-        assert (
-            "the coordinator is told to resume the run" in here("resume", "--state", state).stdout
-        )
+        assert "to resume the run" in here("resume", "--state", state).stdout
         wait_for(log, f"{action['by']} has resumed the federation")
-        assert "this run has no node 'plant-9'" in refused("drop", "plant-9", "--state", state)
+        assert "no node 'plant-9'" in refused("drop", "plant-9", "--state", state)
         assert here("abort", "--state", state, "--reason", "the steel is sold out").returncode == 0
         assert process.wait(60) == 1
     finally:
@@ -194,9 +192,9 @@ def test_a_command_says_where_nobody_is_there_to_do_it(endpoint: Endpoint, state
     process.terminate()
     assert process.wait(60) == 130
     for command in (("pause",), ("resume",), ("drop", "plant-a")):
-        assert "nobody coordinates this run now" in refused(*command, "--state", state)
+        assert "nobody coordinates" in refused(*command, "--state", state)
     # nobody else would tell the nodes
-    assert "the broker's address is missing" in refused("abort", "--state", state)
+    assert "broker's address" in refused("abort", "--state", state)
     assert "no journal" in refused("pause", "--state", state.with_name("elsewhere"))
 
 
@@ -230,8 +228,8 @@ def test_a_command_drops_a_node_but_not_the_last(
         assert here("pause", "--state", state).returncode == 0
         assert here("drop", PLANTS[1], "--state", state).returncode == 0
         assert processes[PLANTS[1]].wait(60) == 1
-        assert "dropped it from this run" in state.with_name(f"{PLANTS[1]}.log").read_text()
-        assert "too few nodes would be left" in refused("drop", PLANTS[0], "--state", state)
+        assert "dropped it" in state.with_name(f"{PLANTS[1]}.log").read_text()
+        assert "too few nodes" in refused("drop", PLANTS[0], "--state", state)
         assert here("resume", "--state", state).returncode == 0
         assert [processes[name].wait(120) for name in ("coordinator", PLANTS[0])] == [0, 0], (
             log.read_text()

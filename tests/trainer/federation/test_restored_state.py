@@ -136,14 +136,9 @@ def test_a_coordinator_restored_after_its_nodes_finished_says_whom_it_needs_and_
     coordinator = federation.coordinator()
     ends_as_undisturbed(federation, coordinator, nodes)
     restore(copy, state)
-    with pytest.raises(
-        EdgeNodeError, match="older copy, and plant-a, plant-b, plant-c did not"
-    ) as alone:
+    with pytest.raises(EdgeNodeError, match="plant-a, plant-b, plant-c") as alone:
         federation.coordinator(linger=0.5).end()
-    assert (
-        "start this again, which then waits for them, and have each join again"
-        in alone.value.remedy
-    )
+    assert "join again" in alone.value.remedy
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     notes("the coordinator is in round 3 again", session=nodes["plant-a"])
@@ -169,7 +164,7 @@ def test_a_node_whose_state_is_an_older_copy_is_let_in_and_both_sides_say_so(
     shutil.copytree(copy, state)
     nodes["plant-a"] = federation.node("plant-a")
     told = notes("older copy", str(state), session=nodes["plant-a"])
-    assert "put the newer folder back" in told
+    assert "newer folder" in told
     notes("plant-a has contributed to round", "older copy", session=coordinator)
     nodes["plant-a"].stop()
     restore(newer, state)

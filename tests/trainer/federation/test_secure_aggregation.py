@@ -183,7 +183,7 @@ def test_neither_a_coordinator_nor_a_node_takes_part_without_kits(
         secure_aggregation=True,
     )
     for session in (federation.start_coordinator(), federation.node("plant-a")):
-        with pytest.raises(UsageError, match="take a kit"):
+        with pytest.raises(UsageError, match="kit"):
             session.end()
 
 
@@ -223,7 +223,7 @@ def test_a_node_that_cannot_mask_is_not_let_in(
     federation = found(endpoint, plants, tmp_path, "older")
     coordinator = federation.coordinator()
     federation.spec = msgspec.structs.replace(federation.spec, mask_threshold=0)
-    with pytest.raises(EdgeNodeError, match="this federation masks what its nodes contribute"):
+    with pytest.raises(EdgeNodeError, match="masks"):
         federation.node("plant-a").end()
     coordinator.stop()
 
@@ -416,9 +416,7 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
     sessions = [federation.coordinator()]
     with federation.opened_by(3, sessions[0]):
         sessions += [federation.node(name) for name in PLANTS]
-    with pytest.raises(
-        EdgeNodeError, match=r"round 1 is not unmasked by this node: .* has named other survivors"
-    ):
+    with pytest.raises(EdgeNodeError, match=r"round 1 .*other survivors"):
         sessions[1].end()
     for session in (sessions[0], *sessions[2:]):
         session.stop()

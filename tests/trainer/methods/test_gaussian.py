@@ -163,7 +163,7 @@ def test_features_projected_to_as_many_directions_as_they_have_say_the_same() ->
 
 
 def test_more_directions_than_features_are_refused() -> None:
-    with pytest.raises(UsageError, match="features of 64 numbers cannot be projected to 65"):
+    with pytest.raises(UsageError, match=r"64 .*65"):
         draft(
             Request("gaussian", {"dimensions": 65}, "small", size=16),
             federation="t",

@@ -42,9 +42,7 @@ def test_no_more_is_spent_than_a_plant_demands() -> None:
     account = Account(most=spent_epsilon(1.0) + 1e-9)
     for round_ in range(4):
         account.spend("run", round_, "basis", 0.25)
-    with pytest.raises(
-        EdgeNodeError, match=r"round 4 would spend epsilon 4.98 .* demands 4.38 at most"
-    ):
+    with pytest.raises(EdgeNodeError, match=r"round 4.*4\.98.*4\.38"):
         account.spend("run", 4, "basis", 0.25)
     account.spend("run", 3, "basis", 0.25)
     assert account.epsilon == spent_epsilon(1.0)

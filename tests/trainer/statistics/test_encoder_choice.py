@@ -122,6 +122,6 @@ def test_without_a_preview_there_is_nothing_to_choose_from(
 ) -> None:
     if content is not None:
         (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(UsageError, match="no plant has said") as raised:
+    with pytest.raises(UsageError, match="no plant") as raised:
         choose(tmp_path)
     assert "edge-node preview" in raised.value.remedy

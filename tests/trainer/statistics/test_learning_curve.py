@@ -135,19 +135,17 @@ def test_where_no_class_gains_none_is_named_and_more_are_said_to_be_of_little_us
         overlapping([60, 60, 60], 6, noise=noise), overlapping([200, 200, 200], 7, noise=noise)
     )
     assert curve.wanted == ""
-    assert "more of the same kind will hardly help" in curve.describe_curve()
+    assert "hardly help" in curve.describe_curve()
     assert curve.describe_class().startswith("no class has clearly gained")
 
 
 def test_where_the_last_doubling_helped_more_are_likely_to() -> None:
     curve = traced(overlapping([6, 6, 2], 8), overlapping([200, 200, 200], 9))
     assert curve.wanted == "stain"
-    assert (
-        "stain wants more images most: the second half of its 2 brought +" in curve.describe_class()
-    )
+    assert "stain wants more images most" in curve.describe_class()
     assert curve.gain is not None
     assert curve.gain.low > 0
-    assert "more are likely to help" in curve.describe_curve()
+    assert "likely to help" in curve.describe_curve()
 
 
 def test_few_judged_images_tell_nothing_and_that_is_said() -> None:
@@ -164,7 +162,7 @@ def test_a_class_with_one_image_is_judged_and_its_gain_is_unknown() -> None:
     single = traced(overlapping([1, 1, 1], 8), overlapping([9, 9, 9], 9))
     assert single.gain is None
     assert [point.images for point in single.points] == [1]
-    assert "nothing can be said of more" in single.describe_curve()
+    assert "nothing can be said" in single.describe_curve()
 
 
 @pytest.mark.slow
@@ -218,9 +216,9 @@ def test_the_same_images_give_the_same_curve_and_a_program_can_read_it() -> None
 
 
 def test_one_class_or_no_image_to_judge_is_no_curve() -> None:
-    with pytest.raises(ValueError, match="of one class"):
+    with pytest.raises(ValueError, match="one class"):
         traced(overlapping([8, 0, 0], 1), overlapping([8, 8, 8], 2))
-    with pytest.raises(ValueError, match="no image can be left out"):
+    with pytest.raises(ValueError, match="left out"):
         traced(overlapping([8, 8, 0], 1), overlapping([0, 0, 8], 2))
 
 

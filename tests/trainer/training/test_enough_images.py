@@ -59,10 +59,7 @@ def test_a_person_reads_the_same(plant: Path, tmp_path: Path) -> None:
     )
     assert told.returncode == 0
     assert "images of each class" in told.stdout
-    assert (
-        "of 21 images that it has not seen are right; the second half of the images brought"
-        in told.stdout
-    )
+    assert "of 21 images that it has not seen" in told.stdout
     assert "moved.png: labelled patches" in told.stdout
 
 
@@ -99,8 +96,8 @@ def test_too_few_images_for_a_curve_are_a_usage_error(
     plant = draw(tmp_path / "images", each, 1, classes)
     told = here("check", plant, "--size", 32, "--learning-curve")
     assert told.returncode == 2
-    assert "there is no learning curve of" in told.stderr
-    assert "label several images of each of two classes" in told.stderr
+    assert "no learning curve" in told.stderr
+    assert "each of two classes" in told.stderr
 
 
 def test_a_check_without_a_curve_loads_no_torch() -> None:

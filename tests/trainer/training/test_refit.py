@@ -285,8 +285,8 @@ def test_what_has_unlearned_nothing_is_said(
     personal_model.save(model._replace(metadata=trained), tmp_path / "model")
     made = refit(tmp_path / "model", drawn[0] / PLANT)
     told = "\n".join(made.notes)
-    assert "the encoder was trained and stays as it is" in told
-    assert "the model before was mixed: what this plant had trained alone is left out" in told
+    assert "the encoder was trained" in told
+    assert "the model before was mixed" in told
     assert equal(to_arrays(made.model.tensors), to_arrays(model.tensors))
 
 
@@ -294,7 +294,7 @@ def test_a_model_without_such_a_head_is_refused(
     drawn: tuple[Path, PersonalModel], tmp_path: Path
 ) -> None:
     personal_model.save(drawn[1]._replace(shared={}), tmp_path / "model")
-    with pytest.raises(UsageError, match="has no head of statistics"):
+    with pytest.raises(UsageError, match="head of statistics"):
         refit(tmp_path / "model", drawn[0] / PLANT)
 
 

@@ -122,9 +122,7 @@ def test_sensors_scale_by_their_operating_condition_also_after_a_restart(
         parties.end()
     assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9, settings)
     assert left(spec, tmp_path, 9) != simulated(spec, tmp_path / "data", 9)
-    with pytest.raises(
-        UsageError, match=r"press has learnt from other columns: .*condition.*speed"
-    ):
+    with pytest.raises(UsageError, match=r"press .*condition.*speed"):
         take_part(
             spec,
             "press",
@@ -224,7 +222,7 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
         parties.start("head", *spec.sensors)
         parties.reach(3)
-        with pytest.raises(UsageError, match="already has a coordinator"):
+        with pytest.raises(UsageError, match="already has"):
             coordinate(
                 spec,
                 tmp_path / "data/labels.csv",
@@ -234,7 +232,7 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(
                 new=False,
                 report=progress.ignore,
             )
-        with pytest.raises(UsageError, match="the name 'oven' is taken"):
+        with pytest.raises(UsageError, match="'oven'"):
             join(
                 Endpoint.parse(broker),
                 "oven",
@@ -244,7 +242,7 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(
                 wait=5,
                 report=progress.ignore,
             )
-        with pytest.raises(UsageError, match="has no sensor 'lamp'"):
+        with pytest.raises(UsageError, match="'lamp'"):
             join(
                 Endpoint.parse(broker),
                 "lamp",
@@ -371,9 +369,7 @@ def test_a_sensor_that_floods_the_head_with_embeddings_is_named_and_the_others_g
         opened = liar.opened()
         for _ in range(500):
             liar.embed(opened, 0.0)
-        parties.until(
-            lambda: "oven sends many times what its embeddings take" in parties.said("head")
-        )
+        parties.until(lambda: "oven sends many times" in parties.said("head"))
         parties.reach(6)
         assert parties.said("head").count("many times what its embeddings take") == 1
 
@@ -693,9 +689,7 @@ def test_a_sensor_comes_with_the_columns_that_it_has_learnt_from_once_it_has_lea
         parties.start(*spec.sensors)
         parties.end()
     for other in (press._replace(columns=("speed", "force")), press._replace(columns=("speed",))):
-        with pytest.raises(
-            UsageError, match=r"press has learnt from other columns: .*force.*speed"
-        ):
+        with pytest.raises(UsageError, match=r"press .*force.*speed"):
             take_part(
                 spec,
                 "press",

@@ -171,7 +171,7 @@ def test_it_waits_for_the_primary_host_and_leaves_when_that_goes(broker, request
     who = identity(request, host="scada")
     host = Host(broker.port, checker(who), "scada")
     with sink(broker.port, who, tmp_path) as running:
-        with pytest.raises(SinkDown, match="the primary host scada is not online"):
+        with pytest.raises(SinkDown, match="scada"):
             running.deliver(items(1))
         host.online(False, 5)
         assert host.checker.kinds == []
@@ -181,7 +181,7 @@ def test_it_waits_for_the_primary_host_and_leaves_when_that_goes(broker, request
         running.deliver(items(1, 1))
         host.online(False, 10)
         host.wait(lambda seen: seen.deaths == [0])
-        with pytest.raises(SinkDown, match="the primary host scada"):
+        with pytest.raises(SinkDown, match="scada"):
             running.deliver(items(1, 2))
         host.online(True, 20)
         deliver(running, items(1, 2))
@@ -305,7 +305,7 @@ def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, ma
     with (
         running(f"acl_file {tmp_path}/acl") as broker,
         sink(broker.port, identity(request), tmp_path, echo=0.5) as node,
-        pytest.raises(SinkDown, match="its access list may not let this user"),
+        pytest.raises(SinkDown, match="access list"),
     ):
         deliver(node, items(1), seconds=1)
 

@@ -91,7 +91,7 @@ def test_before_and_after_joining_a_plant_sees_what_its_images_tell(
         "counts=0.5",
     )
     assert refused.returncode == 2
-    assert "would tell too much of this plant's images: counts 100%" in refused.stderr
+    assert "counts 100%" in refused.stderr
     assert "joining federation" not in refused.stderr
     assert not (tmp_path / "a" / "progress.json").exists(), "nothing has been sent"
 
@@ -128,19 +128,19 @@ def test_before_and_after_joining_a_plant_sees_what_its_images_tell(
         "audit", "--state", tmp_path / "a", "--data", other, "--out", tmp_path / "wrong.html"
     )
     assert wrong.returncode == 2
-    assert "has trained on other images" in wrong.stderr
+    assert "other images" in wrong.stderr
 
 
 def test_a_state_folder_without_anything_sent_is_named(images: Path, tmp_path: Path) -> None:
     empty = here("audit", "--state", tmp_path / "none", "--data", images)
     assert empty.returncode == 2
-    assert "holds nothing that a node has sent" in empty.stderr
+    assert "nothing that a node has sent" in empty.stderr
     both = here("audit", "mqtt://localhost", "--state", tmp_path / "none", "--data", images)
     assert both.returncode == 2
     assert "needs no broker" in both.stderr
     neither = here("audit", "--data", images)
     assert neither.returncode == 2
-    assert "there is nothing to audit" in neither.stderr
+    assert "nothing to audit" in neither.stderr
     folder = here("audit", "mqtt://localhost", "--data", images, "--out", tmp_path)
     assert folder.returncode == 2
     assert f"{tmp_path} is a folder" in folder.stderr

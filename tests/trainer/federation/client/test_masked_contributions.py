@@ -127,7 +127,7 @@ def test_no_later_process_lets_another_list_of_survivors_be_unmasked(nodes: Node
     signed = nodes.nodes[A].advance(nodes.step(survivors=PLANTS))
     again = nodes.start(A)
     assert again.advance(nodes.step(survivors=PLANTS)) == signed
-    with pytest.raises(EdgeNodeError, match="has named other survivors"):
+    with pytest.raises(EdgeNodeError, match="other survivors"):
         again.advance(nodes.step(survivors=(A, B)))
 
 
@@ -145,7 +145,7 @@ def test_a_contribution_is_masked_to_the_same_bytes_by_every_process_and_no_othe
     assert all(
         (words[name] != plain[name]).mean() > 0.99 for name in plain if plain[name].size > 100
     )
-    with pytest.raises(EdgeNodeError, match="was trained again by this node"):
+    with pytest.raises(EdgeNodeError, match="trained again"):
         nodes.start(A).mask(store, nodes.method, nodes.contributed(A, 0.02)[1])
 
 
@@ -155,7 +155,7 @@ def test_a_coordinator_is_not_taken_for_a_node_of_the_cohort(nodes: Nodes) -> No
     """
     own = nodes.start(COORDINATOR).begin(1).keys
     members = {A: nodes.nodes[A].begin(1).keys, COORDINATOR: own}
-    with pytest.raises(EdgeNodeError, match=r"keys of coordinator .* \(coordinator is no node\)"):
+    with pytest.raises(EdgeNodeError, match="keys of coordinator"):
         nodes.nodes[A].advance(nodes.step(members=members))
 
 
@@ -171,7 +171,7 @@ def test_a_damaged_record_of_masks_is_named(nodes: Nodes) -> None:
     nodes.share()
     path = nodes.folder / A / "masks.json"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(EdgeNodeError, match=r"masks\.json is damaged"):
+    with pytest.raises(EdgeNodeError, match=r"masks\.json"):
         nodes.start(A)
 
 

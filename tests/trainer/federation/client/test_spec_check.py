@@ -53,9 +53,7 @@ def test_no_other_tensor_is_taken_whatever_it_is_called() -> None:
         spec.tensors | {name: msgspec.structs.replace(spec.tensors[name], dtype="int64")},
         {each: tensor for each, tensor in spec.tensors.items() if each != name},
     ):
-        with pytest.raises(
-            UsageError, match="the tensors of federation 'test' are not those of fedavg and small"
-        ):
+        with pytest.raises(UsageError, match=r"'test'.*fedavg.*small"):
             check_spec(msgspec.structs.replace(spec, tensors=tensors))
     with pytest.raises(UsageError, match="relayed is float32"):
         check_spec(msgspec.structs.replace(spec, relays={"relayed": HUGE}))

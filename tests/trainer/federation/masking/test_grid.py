@@ -88,7 +88,5 @@ def test_a_variance_that_rounding_brings_below_zero_is_zero() -> None:
 
 @pytest.mark.parametrize(("shares", "count"), [(2, 3), (3 * 2**24 + 1, 3)])
 def test_weights_that_no_nodes_can_have_are_refused(shares: int, count: int) -> None:
-    with pytest.raises(
-        ValueError, match=f"{count} contributions cannot have {shares} parts of weight"
-    ):
+    with pytest.raises(ValueError, match=rf"{count} contributions.*{shares} parts"):
         grid.decode({MASKED_WEIGHT: np.array(shares, np.uint32)}, {}, {}, count)

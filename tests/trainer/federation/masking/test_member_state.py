@@ -140,7 +140,7 @@ def test_a_cohort_of_more_nodes_than_the_federation_has_is_refused() -> None:
     until(round_, "is_gathered")
     record, said = round_.records[NODE], step(members=dict(round_.masking.keys))
     assert record is not None
-    with pytest.raises(EdgeNodeError, match="names a cohort of 6, and the federation has 5 nodes"):
+    with pytest.raises(EdgeNodeError, match=r"cohort of 6.*5 nodes"):
         member_state.advance(round_.members[NODE]._replace(nodes=5), record, said)
     assert member_state.advance(round_.members[NODE], record, said)[0].cohort
 
@@ -367,7 +367,7 @@ def test_nobody_goes_back_with_a_coordinator() -> None:
     """The same round again would be another sum of the same contributions."""
     round_, record = reach("is_shared")
     later = member_state.begin(round_.members[NODE], record, 5)
-    with pytest.raises(EdgeNodeError, match="in round 4 again, and this node has been in round 5"):
+    with pytest.raises(EdgeNodeError, match=r"round 4.*round 5"):
         member_state.begin(round_.members[NODE], later, 4)
 
 
@@ -421,7 +421,5 @@ def test_masks_are_used_for_one_contribution() -> None:
     _, record = reach("is_shared")
     used = member_state.use_masks(record, "ab" * 32)
     assert member_state.use_masks(used, "ab" * 32) == used
-    with pytest.raises(
-        EdgeNodeError, match="was trained again by this node, and came out otherwise"
-    ):
+    with pytest.raises(EdgeNodeError, match="trained again"):
         member_state.use_masks(used, "cd" * 32)

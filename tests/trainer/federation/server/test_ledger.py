@@ -246,7 +246,7 @@ def test_statistics_count_only_if_they_are_of_the_rounds_encoder_and_weigh_one(
             ledger.validate("a", msgspec.structs.replace(good, **change))
         assert refused.value.peer == "a"
         if "basis" in change:
-            assert "remove the node's state folder" in refused.value.remedy
+            assert "state folder" in refused.value.remedy
 
 
 def test_the_finished_run_is_taken_up_again_with_its_totals(
@@ -339,7 +339,7 @@ def test_no_run_begins_over_tensors_of_another_unless_told_so(tmp_path: Path) ->
     (tmp_path / "journal.sqlite").unlink()
     with (
         Ledger(tmp_path) as ledger,
-        pytest.raises(UsageError, match=f"{tmp_path}/journal.sqlite holds no run") as lost,
+        pytest.raises(UsageError, match=f"{tmp_path}/journal.sqlite") as lost,
     ):
         ledger.begin_or_continue(*federation, new=False)
     assert {path.name for path in (tmp_path / "blobs").glob("?" * 64)} == before
@@ -367,11 +367,9 @@ def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path
     for ledger in begun(tmp_path, first):
         ledger.resume()
     with Ledger(tmp_path) as ledger:
-        with pytest.raises(
-            UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9"
-        ) as refused:
+        with pytest.raises(UsageError, match=r"quorum.*3.*2.*deadline.*0\.0.*9") as refused:
             ledger.begin_or_continue(*drafted(quorum=2, deadline=9), new=False)
-        assert "pass --new or choose another --state folder" in refused.value.remedy
+        assert "--new or choose another --state" in refused.value.remedy
         ledger.begin_or_continue(*drafted(), new=False)
         assert ledger.run is not None
         assert ledger.run.spec == first[0]
@@ -542,9 +540,7 @@ def test_a_sum_of_which_a_part_is_lost_cannot_be_unmasked(tmp_path: Path) -> Non
                 path.write_bytes(b"x")
     for ledger in begun(tmp_path, federation):
         ledger.resume()
-        with pytest.raises(
-            EdgeNodeError, match=r"contributions to round 1 are missing .* cannot be unmasked"
-        ):
+        with pytest.raises(EdgeNodeError, match=r"round 1 .*unmasked"):
             ledger.masks()
 
 
@@ -555,7 +551,7 @@ def test_a_masked_contribution_weighs_one_and_holds_words(tmp_path: Path) -> Non
         open_ = contribution(ledger, "aa", 1)
         with pytest.raises(
             PeerError,
-            match=r"weights are masked with secure aggregation, and this one is told: 5\.0",
+            match=r"masked.*5\.0",
         ):
             ledger.validate("aa", msgspec.structs.replace(open_, weight=5.0))
         with pytest.raises(PeerError):

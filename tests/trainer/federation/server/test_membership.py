@@ -52,7 +52,7 @@ def test_who_sends_no_key_is_told_which_version_cannot_read_encrypted_messages()
         "n", msgspec.structs.replace(old, software="0.1.0"), RUN, present=False, needs_key=True
     )
     assert refusal is not None
-    assert "edge-node 0.1.0 of this node cannot read them" in refusal.reason
+    assert "edge-node 0.1.0 of this node" in refusal.reason
     with_key = msgspec.structs.replace(old, key="ab" * 32)
     assert membership.find_objection("n", with_key, RUN, present=False, needs_key=True) is None
     assert membership.find_objection("n", old, RUN, present=False) is None
@@ -99,7 +99,7 @@ def test_there_are_so_many_places_and_each_is_kept() -> None:
     membership = Membership(2, {"a": A, "b": B})
     refusal = membership.find_objection("c", hello("c" * 16), RUN, present=False)
     assert refusal is not None
-    assert "its 2 nodes are a, b" in refusal.reason
+    assert "nodes are a, b" in refusal.reason
 
 
 def test_the_nodes_of_another_run_are_refused() -> None:

@@ -279,9 +279,7 @@ def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rul
 
     check([0, 3], rule=rule)
     check([0, -3], method="fednova")  # which sends differences
-    with pytest.raises(
-        ValueError, match=r"tensor encoder\.bn\.running_var holds a negative variance"
-    ):
+    with pytest.raises(ValueError, match=r"encoder\.bn\.running_var.*negative"):
         check([3, -1e-9], rule=rule)
 
 
@@ -315,16 +313,14 @@ def test_a_round_must_not_close_with_fewer_contributions_than_its_rule_needs(
 
 @pytest.mark.parametrize("rule", ["clipped_mean", "mean"])
 def test_a_number_of_liars_is_refused_where_a_rule_does_not_count_them(rule: Any) -> None:
-    with pytest.raises(UsageError, match="nothing for --liars to act on"):
+    with pytest.raises(UsageError, match="--liars"):
         drafted(aggregate=rule, liars=1)
 
 
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_rules_combine_with_those_methods_that_send_models(method: str) -> None:
     if method in ("local", "scaffold", "fednova", "gaussian", "afedcl_plus"):
-        with pytest.raises(
-            UsageError, match=f"multi_krum does not combine with ({method}|statistics): "
-        ):
+        with pytest.raises(UsageError, match=f"multi_krum.*({method}|statistics)"):
             drafted(method=method, aggregate="multi_krum")
     else:
         assert drafted(method=method, aggregate="multi_krum").rule == "multi_krum"
@@ -334,7 +330,7 @@ def test_rules_combine_with_those_methods_that_send_models(method: str) -> None:
 def test_weights_and_updates_are_limited_unless_a_method_only_takes_the_mean(method: str) -> None:
     if method in ("local", "scaffold", "fednova", "gaussian"):
         assert drafted(method=method).rule == "mean"
-        with pytest.raises(UsageError, match=f"clipped_mean does not combine with {method}: "):
+        with pytest.raises(UsageError, match=f"clipped_mean.*{method}"):
             drafted(method=method, aggregate="clipped_mean")
     else:
         assert (

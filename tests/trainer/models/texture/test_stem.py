@@ -175,7 +175,7 @@ def test_a_file_with_another_vgg_or_with_a_part_of_one_is_refused(
     save_file(arrays, tmp_path / "vgg.safetensors")
     with pytest.raises(UsageError, match=f"{MODEL} has") as refused:
         initial_encoder(MODEL, str(tmp_path / "vgg.safetensors"), 0)
-    assert "the weights that were made for this model" in refused.value.remedy
+    assert "made for this model" in refused.value.remedy
 
 
 # What a federation does with it
@@ -183,7 +183,7 @@ def test_a_file_with_another_vgg_or_with_a_part_of_one_is_refused(
 
 def test_a_federation_takes_the_one_size_that_its_network_takes() -> None:
     assert drafted()[0].preprocessing.size == 64
-    with pytest.raises(UsageError, match="maps_small takes images of 64 pixels, not 96") as refused:
+    with pytest.raises(UsageError, match=r"maps_small.*64.*96") as refused:
         draft(
             Request(model=MODEL, size=96, weights="none"),
             federation="test",

@@ -207,7 +207,7 @@ def test_all_go_back_to_the_newest_round_that_all_have_on_their_disks() -> None:
     assert effects[2:] == [Restore(4), Begin(), Open(5)]
     assert after.progress == PartyProgress(4, (2, 4))
     step = advance(state, joins("b", 4, (0, 2, 4)))
-    assert "going back from round 7 to round 4, which all have on their disks" in reports(step)
+    assert "from round 7 to round 4" in "\n".join(reports(step))
     _, effects = enact(state, joins("b", 7, (2, 4, 6)))
     assert effects[2:] == [Begin(), Open(8)], "nobody has to"
 
@@ -433,7 +433,7 @@ def test_a_sensor_that_asks_again_and_again_has_to_wait_for_the_next_round_or_a_
     state, effects = enact(running(), *[joins("a")] * REPEATS)
     assert effects.of(RepeatOpening) == [RepeatOpening("a")] * REPEATS
     step = advance(state, joins("a"))
-    assert "a asks for the same round again and again: it has to wait" in reports(step)
+    assert "a asks for the same round again" in "\n".join(reports(step))
     assert not any(isinstance(each, RepeatOpening) for each in step[1])
     assert RepeatOpening("b") in enact(state, joins("b"))[1], "another one need not"
     assert RepeatOpening("a") in enact(state, joins("a", now=WINDOW + 1))[1]
@@ -456,7 +456,7 @@ def test_who_comes_and_goes_is_reported_once() -> None:
 
 def test_what_a_sensor_lacks_is_reported_when_it_changes_and_forgotten_with_its_part() -> None:
     step = advance(running(), joins("a", lacks="product p5"))
-    assert "the round waits for a, which lacks product p5" in reports(step)
+    assert "waits for a, which lacks product p5" in "\n".join(reports(step))
     state = step[0]
     assert reports(advance(state, joins("a", lacks="product p5"))) == []
     assert reports(advance(state, joins("a", lacks="product p6"))) != []

@@ -167,9 +167,9 @@ def test_embeddings_of_an_earlier_round_or_attempt_are_without_effect() -> None:
 
 
 def test_a_federation_that_waits_takes_no_gaps_and_a_learning_denoiser_wants_two_copies() -> None:
-    with pytest.raises(PeerError, match="rounds wait for them here"):
+    with pytest.raises(PeerError, match="wait"):
         collecting(gaps=False).add_frame("press", embeddings(GOOD, missing=(0,))[0])
-    with pytest.raises(PeerError, match="of a second copy"):
+    with pytest.raises(PeerError, match="second copy"):
         collecting(pairs=True).add_frame("press", embeddings(GOOD)[0])
     assert collecting(pairs=True).add_frame("press", embeddings(GOOD, GOOD)[0])
 
@@ -275,14 +275,14 @@ def test_a_sensor_does_not_take_more_memory_for_a_round_than_it_can_be_meant_to(
     sensor = SensorTrainer(huge, huge.sensors[0], rows, tmp_path, print, lambda *_, **__: None)
     assert sensor.product_bytes == 4 * (2 * 10_000 + 16 * len(huge.sensors))
     opened = msgspec.structs.replace(ASKED, round=1, first=0, last=100_000, since=0)
-    with pytest.raises(ValueError, match="a round of 100000 products would take 8"):
+    with pytest.raises(ValueError, match="100000 products"):
         check_frame(opened, huge, sensor.product_bytes)
     check_frame(opened, huge, 1000)
 
 
 def test_what_the_head_sends_back_has_the_width_that_embeddings_have() -> None:
     buffer = tensor_frames.RepresentationBuffer(1, (2, 2), 2)
-    with pytest.raises(ValueError, match="no rows of 2 numbers"):
+    with pytest.raises(ValueError, match="2 numbers"):
         buffer.put(msgspec.structs.replace(REPRESENTED, embeddings=(bytes(8), bytes(12))))
 
 
@@ -339,7 +339,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path: Pa
     assert kept(tmp_path) == (0, 20)
     for path in (beginning, first):
         path.write_bytes(b"")
-    with pytest.raises(EdgeNodeError, match=r"no checkpoint in .* is left undamaged") as caught:
+    with pytest.raises(EdgeNodeError, match="checkpoint") as caught:
         Checkpoints(tmp_path, pytest.fail)
     assert f"remove {tmp_path}" in caught.value.remedy
     shutil.rmtree(tmp_path)
@@ -486,7 +486,7 @@ WIRE_V1 = json.loads(WIRE_FILE.read_text())
 def test_the_first_version_s_messages_of_a_federation_decode_for_ever(message: Any) -> None:
     assert decode(json.dumps(WIRE_V1[type(message).__name__]).encode(), type(message)) == message
     assert decode(encode(message), type(message)) == message
-    with pytest.raises(DecodeError, match="belongs to vertical federated learning"):
+    with pytest.raises(DecodeError, match="vertical"):
         decode_any(encode(message))
 
 
