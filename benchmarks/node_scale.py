@@ -201,6 +201,8 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
                 "fedavg",
                 "--aggregate",
                 "mean",
+                "--model",
+                "mobilenet_v2",
                 "--weights",
                 "surface",
                 "--codec",
