@@ -46,8 +46,8 @@ class ModelWarning(Struct, frozen=True, kw_only=True):
 def model_warnings(manifest: Manifest, view: View, prior: Prior) -> tuple[ModelWarning, ...]:
     """Return what a bundle's manifest gives reason to warn of, under a view and a prior.
 
-    A detector made of good images has its threshold from these, each judged by a detector
-    without it: it is measured and calibrated in its own way.
+    A detector made of good images gives none: its threshold comes from these, each judged by a
+    detector that was made without it. It knows no other doubts.
     """
     if FALSE_REJECTS in manifest.metrics:
         return ()

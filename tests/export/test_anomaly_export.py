@@ -58,7 +58,7 @@ def report(images: Path) -> AnomalyReport:
 
 
 @pytest.mark.slow
-def test_there_is_no_warning_about_a_detector_which_has_its_own_calibration(
+def test_there_is_no_warning_about_a_detector_whose_threshold_good_images_gave(
     report: AnomalyReport,
 ) -> None:
     assert model_warnings(read_bundle(Path(report.bundle)).manifest, View(), Prior()) == ()

@@ -215,10 +215,12 @@ def test_warnings_about_the_model_stand_beside_its_name_in_the_readers_language(
     warned = [f"warning_{each['id']}" for each in line.client.get("/").json()["warnings"]]
     assert len(warned) == 2
     shown = page.tab.locator("#about #warnings li")
+    page.look(width=1920, height=1080)
     for language in ("en", "de", "en"):
         page.tab.locator("#language").select_option(language)
         expect(shown).to_have_text([STRINGS[language][key] for key in warned])
         expect(shown.first).to_be_visible()
+        assert page.ask("document.documentElement.scrollHeight") <= 1080
     assert page.violations() == []
 
 
