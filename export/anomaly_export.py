@@ -160,7 +160,7 @@ def _write(target: Path, detector: _Detector, size: int, report: AnomalyReport) 
     [probabilities] = (
         open_session(content).run(["probabilities"], {"image": golden[None]})[0].tolist()
     )
-    metrics = {"false_rejects": report.false_rejects.share}
+    metrics = {bundle_format.FALSE_REJECTS: report.false_rejects.share}
     if report.auroc is not None:
         metrics["auroc"] = report.auroc
     description = bundle_format.Description(

@@ -14,6 +14,7 @@ from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
 from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
+from edge.uncertainty.model_warnings import model_warnings
 from edge.uncertainty.performance import held_out_performance
 from export import held_out
 from export.bundle_signing import Signer
@@ -130,8 +131,9 @@ def export(
         if metadata.comparison:
             report(progress.Note(text=f"{metadata.node}: {metadata.comparison.describe()}"))
         if found := held_out_performance(manifest, View(), Prior()):
-            for text in (str(found), *found.warnings()):
-                report(progress.Note(text=f"{metadata.node}: {text}"))
+            report(progress.Note(text=f"{metadata.node}: {found}"))
+        for warning in model_warnings(manifest, View(), Prior()):
+            report(progress.Note(text=f"warning: {metadata.node}: {warning.text}"))
         written.append(Exported(target, metadata.node, graph.difference))
         report(
             progress.Exported(

@@ -42,6 +42,8 @@ CHARTER = "charter"
 PERSONAL_MODEL = "personal.json"  # what a model that is not exported yet has instead of a manifest
 CLASSIFIER = "classifier"
 CONTEXT = "bundle"  # of the signature
+# metric of a detector made of good images alone: the share of these that it rejects
+FALSE_REJECTS = "false_rejects"
 TOLERANCE = 1e-3  # of golden probabilities, for fp32
 LARGEST = {MANIFEST: 1 << 20, SIGNATURE: 64, CHARTER: 1 << 24}  # bytes
 _LARGEST = 1 << 30  # bytes of any other file

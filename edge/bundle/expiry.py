@@ -22,9 +22,9 @@ _REMEDIES: Mapping[Literal["bundle", "charter"], str] = {
 _log = logging.getLogger(__name__)
 
 
-def expiry_warnings(dates: ExpiryDates, now: datetime) -> list[str]:
+def expiry_warnings(dates: ExpiryDates, now: datetime) -> dict[Literal["bundle", "charter"], str]:
     """A warning for each date that is within 30 days, or past."""
-    return [_warning(what, end, now) for what, end in dates.items() if end - now < _EARLY]
+    return {what: _warning(what, end, now) for what, end in dates.items() if end - now < _EARLY}
 
 
 def _warning(what: Literal["bundle", "charter"], end: datetime, now: datetime) -> str:
@@ -38,7 +38,7 @@ def _warning(what: Literal["bundle", "charter"], end: datetime, now: datetime) -
 
 def log_warnings(dates: ExpiryDates) -> None:
     """Log the warnings."""
-    for text in expiry_warnings(dates, datetime.now(UTC)):
+    for text in expiry_warnings(dates, datetime.now(UTC)).values():
         _log.warning(text)
 
 

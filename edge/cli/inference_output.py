@@ -17,6 +17,7 @@ from edge.inference.pipeline import Inspection
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.terminal.formatting import format_names
+from edge.uncertainty.model_warnings import performance_warnings
 from edge.uncertainty.performance import Labelled, Performance, Proportion, measure
 
 
@@ -124,8 +125,8 @@ def _print_performance(
     print(*found.statements(), sep="\n")
     if own and own.images < found.accuracy.images:
         print(f"accuracy on the plant's own classes {own}")
-    for text in found.warnings():
-        print(f"warning: {text}", file=sys.stderr)
+    for warning in performance_warnings(found):
+        print(f"warning: {warning.text}", file=sys.stderr)
 
 
 def _draw(inspection: Inspection, folder: Path, *, heat: bool) -> None:

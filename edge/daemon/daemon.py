@@ -40,6 +40,7 @@ from edge.page.line_page import LinePage
 from edge.page.recent_inspections import RecentInspections
 from edge.registry.bundle_store import line_store
 from edge.registry.rollout import Rollout
+from edge.uncertainty.model_warnings import log_model_warnings
 from edge.uncertainty.performance import held_out_performance
 
 if TYPE_CHECKING:
@@ -191,18 +192,15 @@ def _warn_if_open(listener: socket.socket, access: Access) -> None:
 
 
 def _describe_model(pipeline: Pipeline) -> None:
-    """Say what joining was worth, and what the bundle's held-out images tell of the model under
-    view and prior.
+    """Say what joining was worth, what the bundle's held-out images tell of the model under
+    view and prior, and what there is to warn of.
     """
     manifest = pipeline.model.manifest
     if manifest.comparison:
         _say(f"{manifest.id}: {manifest.comparison.describe()}")
-    found = held_out_performance(manifest, pipeline.view, pipeline.prior)
-    if found is None:
-        return
-    _say(f"{manifest.id}: {found}")
-    for text in found.warnings():
-        _log.warning("%s: %s", manifest.id, text)
+    if found := held_out_performance(manifest, pipeline.view, pipeline.prior):
+        _say(f"{manifest.id}: {found}")
+    log_model_warnings(manifest, pipeline.view, pipeline.prior)
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,7 @@ from edge.daemon.prometheus_metrics import Reading
 from edge.inference.pipeline import Monitor, Pipeline
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.image_retention import ImageRetention
+from edge.uncertainty.model_warnings import line_warnings
 from edge.uncertainty.performance import held_out_performance
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
@@ -79,8 +80,8 @@ class Monitors:
             self._keep.close()
 
     def readings(self) -> Iterator[Reading]:
-        """Drift, doubt, lost images, and what the model's held-out images tell of it,
-        for Prometheus.
+        """Drift, doubt, lost images, and what the model's held-out images tell of it
+        and give reason to warn of, for Prometheus.
         """
         if found := held_out_performance(
             self._pipeline.model.manifest, self._pipeline.view, self._pipeline.prior
@@ -104,6 +105,12 @@ class Monitors:
             ):
                 if share:
                     yield Reading(GaugeMetricFamily, name, text, share.share)
+        for warning in line_warnings(
+            self._pipeline.model, self._pipeline.view, self._pipeline.prior
+        ):
+            text = "1 for each warning about the model that is served"
+            labels = {"warning": warning.id}
+            yield Reading(GaugeMetricFamily, "model_warning", text, 1, labels)
         if drift := self._drift:
             gauge = GaugeMetricFamily
             yield Reading(gauge, "drifted", "1 while there is an alarm about drift", drift.drifted)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily
 
-from edge.bundle.expiry import expiry_warnings
 from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
@@ -26,6 +24,7 @@ from edge.inference.outcomes import Failure
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
+from edge.uncertainty.model_warnings import line_warnings
 from edge.uncertainty.performance import held_out_performance
 
 BATCH = 8  # images of a request computed at once; other requests are served in between
@@ -117,7 +116,7 @@ class App(Router):
             ),
             "verified": bool(model.expiry_dates),
             "expires": dict(model.expiry_dates),
-            "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
+            "warnings": line_warnings(model, self._pipeline.view, self._pipeline.prior),
         }
         return Response.json(about)
 

@@ -36,7 +36,10 @@ function render() {
   renderVerdict();
   renderFigures();
   list(document.querySelector("#rejects ul"), state.rejects.length ? state.rejects : [null], reject);
-  const notices = [...state.warnings, ...state.notices.map((notice) => notice.text)];
+  const isTranslated = ({ id }) => `warning_${id}` in words;
+  list(at("warnings"), state.warnings.filter(isTranslated), ({ id }) => text(`warning_${id}`));
+  const others = state.warnings.filter((warning) => !isTranslated(warning));
+  const notices = [...others, ...state.notices].map((each) => each.text);
   list(document.querySelector("#notices ul"), notices.length ? notices : [text("no_notices")], (each) => each);
   at("heat").hidden = !model.has_heat;
   at("overrule").hidden = at("labels").hidden = at("login").hidden = !state.labels;

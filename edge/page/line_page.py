@@ -7,11 +7,9 @@ It changes nothing: who may reach the line over HTTP may watch.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from edge.bundle.expiry import expiry_warnings
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
@@ -19,6 +17,7 @@ from edge.page.label_page import LabelPage
 from edge.page.page_files import page_routes
 from edge.page.recent_inspections import PINNED, RecentInspections, Reject
 from edge.uncertainty.drift import Drift
+from edge.uncertainty.model_warnings import line_warnings
 from edge.uncertainty.performance import held_out_performance
 
 PATH = "/line/"
@@ -85,7 +84,7 @@ class LinePage:
                 "has_heat": "maps" in manifest.extras,
                 "accuracy": measured and measured.accuracy,
             },
-            "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
+            "warnings": line_warnings(model, pipeline.view, pipeline.prior),
             "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
             "labels": self._labels and self._labels.classes,
             "field": self._labels and self._labels.field,

@@ -21,6 +21,7 @@ from edge.registry.bundle_store import DIGITS, BundleStore, State
 from edge.registry.control_requests import Answer, Request, RequestQueue
 from edge.registry.pre_rollout_checks import Finding, Gate, Sample, assess_candidate
 from edge.registry.probation import DoubtfulShare, Probation
+from edge.uncertainty.model_warnings import log_model_warnings
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
@@ -291,6 +292,7 @@ class Rollout:
                     before = running
                 self._serve(model, Probation(self.gate, doubts), before)
         self._notify(f"{model.manifest.id} ({digest}) is served from now on", digest, by)
+        self._log_model_warnings()
         return texts
 
     def roll_back(self, by: str) -> list[str]:
@@ -313,6 +315,7 @@ class Rollout:
             with self._swap_lock:
                 self._serve(model)
             self._notify(f"{model.manifest.id} ({model.digest}) is served again", model.digest, by)
+            self._log_model_warnings()
             return [_signature_finding(expiry_dates).text]
 
     def _check_class_names(self, model: Model) -> None:
@@ -428,6 +431,7 @@ class Rollout:
         except UsageError as error:  # a model that can compute is still better
             text += f", though {error.what}"
         self._notify(text, failed)
+        self._log_model_warnings()
 
     def _keep_failed(self, failed: str, previous: str, why: str, error: EdgeNodeError) -> None:
         """Keep a failed model, since the previous one cannot be served: report it once,
@@ -443,6 +447,11 @@ class Rollout:
             f"served: {error.what}; {served.manifest.id} ({served.digest}) goes on",
             failed,
         )
+
+    def _log_model_warnings(self) -> None:
+        """Log what there is to warn of in the model that is served now, where another was."""
+        pipeline = self._pipeline
+        log_model_warnings(pipeline.model.manifest, pipeline.view, pipeline.prior)
 
     def _notify(self, text: str, digest: str, by: str = _SELF) -> None:
         _log.warning("%s", text)

@@ -4,7 +4,7 @@ missed defects and false rejects, with intervals.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -112,19 +112,6 @@ class Performance(Struct, frozen=True, kw_only=True):
     # accuracy of whoever always names the commonest class; if there is but one, by chance
     guessing: float
     confusion: dict[str, dict[str, int]]  # by true class, then by the verdict's
-
-    def warnings(self) -> Iterator[str]:
-        """What somebody should know before relying on the model."""
-        if self.in_doubt.share > 0.5:
-            yield (
-                f"{self.in_doubt.share:.0%} of its verdicts are in doubt: a person must look at "
-                "most images"
-            )
-        if self.accuracy.low <= self.guessing:
-            yield (
-                f"its accuracy may be no better than guessing: {self.accuracy}, "
-                f"where guessing is right in {self.guessing:.1%}"
-            )
 
     @property
     def errors(self) -> str:

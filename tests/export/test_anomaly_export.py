@@ -10,7 +10,10 @@ from PIL import Image
 
 from broker_config.protocol.errors import UsageError
 from edge.bundle.bundle_format import read_bundle
+from edge.inference.class_prior import Prior
 from edge.inference.predictor import Predictor
+from edge.inference.tiling import View
+from edge.uncertainty.model_warnings import model_warnings
 from export.anomaly_export import ANOMALY, AnomalyReport, export_anomaly_detector
 from tests.support.daemon_process import daemon
 from tests.support.plants import here
@@ -52,6 +55,13 @@ def report(images: Path) -> AnomalyReport:
     return export_anomaly_detector(
         images / "good", images / "flawed", images / "bundles" / "line-7", SIZE
     )
+
+
+@pytest.mark.slow
+def test_there_is_no_warning_about_a_detector_whose_threshold_good_images_gave(
+    report: AnomalyReport,
+) -> None:
+    assert model_warnings(read_bundle(Path(report.bundle)).manifest, View(), Prior()) == ()
 
 
 def load(folder: Path) -> np.ndarray:

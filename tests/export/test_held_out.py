@@ -15,8 +15,11 @@ from safetensors.numpy import load as read
 
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
+from edge.inference.class_prior import Prior
 from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
+from edge.inference.tiling import View
+from edge.uncertainty.model_warnings import model_warnings
 from edge.uncertainty.reference import ClassAxes
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from export import held_out
@@ -109,7 +112,9 @@ def test_the_bundle_says_how_sure_a_verdict_must_be_and_what_that_is_worth(writt
         "plant-1: accuracy 80.0% (63 to 90; 24 of 30), with 95 % intervals; in doubt 53%"
     )
     assert "no class means no defect" in told
-    assert warned == "plant-1: 53% of its verdicts are in doubt: a person must look at most images"
+    expected = model_warnings(written.manifest, View(), Prior())
+    assert [each.id for each in expected] == ["mostly_in_doubt"]
+    assert warned == f"warning: plant-1: {expected[0].text}"
 
 
 def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_it(written):

@@ -14,7 +14,7 @@ from broker_config.security.message_signing import BROADCAST, signed_fields
 from broker_config.security.signing import SigningKey
 from broker_config.security.trust import Trust
 from edge.bundle import bundle_format as bundle
-from tests.support.tiny_bundle import tiny_bundle
+from tests.support.tiny_bundle import MEASURED, tiny_bundle
 
 RUN = "ab" * 8
 
@@ -108,6 +108,7 @@ class FederationKeys:
             run=RUN,
             round_=30,
             signing=signing,
+            confidence=MEASURED,
         )
         if changes:
             path = folder / bundle.MANIFEST

@@ -38,6 +38,18 @@ PROVENANCE = bundle_format.Provenance(
 )
 
 
+def _measured(verdicts: NDArray[np.int64]) -> bundle_format.Confidence:
+    """A calibration on as many images of each class, which get these verdicts without a doubt."""
+    labels = np.arange(len(verdicts)) % len(CLASSES)
+    probabilities = np.eye(len(CLASSES))[verdicts] * 0.7 + 0.1
+    held_out = bundle_format.HeldOut.of(labels, probabilities, np.ones(len(labels), bool))
+    return bundle_format.Confidence(images=len(labels), held_out=held_out)
+
+
+MEASURED = _measured(np.arange(90) % len(CLASSES))  # of a model that is always right
+NEAR_GUESSING = _measured(np.zeros(90, np.int64))  # of one that always names the first class
+
+
 def tiny_bundle(
     folder: Path,
     *,

@@ -125,11 +125,25 @@ def test_the_daemon_tells_the_errors_of_its_model_and_warns_of_a_poor_one(tmp_pa
             "missed defects 5.0% (1 to 24; 1 of 20), false rejects 20.0% (6 to 51; 2 of 10)"
             in line.said
         )
-        assert "67% of its verdicts are in doubt" in line.said
-        found = line.client.get("/").json()["performance"]
+        assert "warning: tiny@1: 67% of its verdicts are in doubt" in line.said
+        about = line.client.get("/").json()
+        found = about["performance"]
         assert (found["missed"]["count"], found["false_rejects"]["images"]) == (1, 10)
-        assert "edge_node_model_missed_ratio 0.05\n" in line.client.get("/metrics").text
+        [warning] = about["warnings"]
+        assert warning["id"] == "mostly_in_doubt"
+        assert "67%" in warning["text"]
+        metrics = line.client.get("/metrics").text
+        assert "edge_node_model_missed_ratio 0.05\n" in metrics
+        assert 'edge_node_model_warning{warning="mostly_in_doubt"} 1.0\n' in metrics
         assert line.end() == (0, "", "")
+
+
+def test_the_daemon_warns_of_a_model_that_nobody_has_measured(bundle):
+    with daemon(bundle) as line:
+        warnings = line.client.get("/").json()["warnings"]
+        assert [each["id"] for each in warnings] == ["not_measured", "not_calibrated"]
+        for each in warnings:
+            assert line.said.count(f"warning: press-3@30: {each['text']}\n") == 1
 
 
 def test_a_body_announced_as_too_large_does_not_hold_up_others(bundle):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import numpy as np
@@ -22,6 +22,7 @@ from edge.inference.pipeline import Frame, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.page.line_page import LinePage
 from edge.page.recent_inspections import RecentInspections
+from edge.uncertainty.model_warnings import WarningId
 from tests.support.browser import Page
 from tests.support.classified_images import SIZE, picture
 from tests.support.daemon_process import Daemon, daemon
@@ -202,7 +203,36 @@ def test_every_language_has_every_text_and_each_is_used() -> None:
     unused = {
         key for key in STRINGS["en"] if not re.search(rf"""["'.]{key}\b|name \}}""", code)
     } - dynamic
-    assert {key for key in unused if not key.startswith("doubt_")} == set()
+    assert {key for key in unused if not key.startswith(("doubt_", "warning_"))} == set()
+    # when a bundle expires stands among the messages, with its date
+    translated = {f"warning_{id_}" for id_ in get_args(WarningId) if not id_.endswith("_expiry")}
+    assert {key for key in STRINGS["en"] if key.startswith("warning_")} == translated
+
+
+def test_warnings_about_the_model_stand_beside_its_name_in_the_readers_language(
+    page: Page, line: Daemon
+) -> None:
+    warned = [f"warning_{each['id']}" for each in line.client.get("/").json()["warnings"]]
+    assert len(warned) == 2
+    shown = page.tab.locator("#about #warnings li")
+    page.look(width=1920, height=1080)
+    for language in ("en", "de", "en"):
+        page.tab.locator("#language").select_option(language)
+        expect(shown).to_have_text([STRINGS[language][key] for key in warned])
+        expect(shown.first).to_be_visible()
+        assert page.ask("document.documentElement.scrollHeight") <= 1080
+    assert page.violations() == []
+
+
+def test_there_is_no_warning_about_a_good_model_and_an_expiry_stands_among_the_messages(
+    page: Page,
+) -> None:
+    state = page.ask("(async () => (await fetch('state')).json())()")
+    state["warnings"] = [{"id": "bundle_expiry", "text": "the bundle expires on 2031-01-01"}]
+    page.tab.route("**/line/state", lambda route: route.fulfill(json=state))
+    expect(page.tab.locator("#warnings li")).to_have_count(0)
+    expect(page.tab.locator("#notices li")).to_contain_text(["2031-01-01"])
+    page.tab.unroute("**/line/state")
 
 
 def test_the_language_is_the_browser_s_until_another_is_chosen_which_stays(

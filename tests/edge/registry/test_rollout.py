@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ import pytest
 from broker_config.security import trust
 from broker_config.storage.hash_chain import follow
 from edge.bundle.verification import Verifier
+from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.registry import line_record
 from edge.registry.bundle_store import BundleStore, line_store
 from edge.registry.control_requests import Answer, Request, send_request
@@ -28,7 +30,16 @@ from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.daemon_process import serving_daemon
 from tests.support.federation_keys import FederationKeys
 from tests.support.plants import here
-from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED
+from tests.support.tiny_bundle import (
+    BLUE,
+    CLASSES,
+    GREEN,
+    MEASURED,
+    NEAR_GUESSING,
+    RED,
+    tiny_bundle,
+)
+from tests.support.waiting import wait_until
 
 SWAPS = 24
 
@@ -260,6 +271,36 @@ def test_a_store_that_lost_its_state_goes_on_with_the_newest_bundle_that_was_ser
         == two
     )
     assert store.state().active == two
+
+
+def test_the_log_has_the_warnings_about_each_model_once_whenever_it_takes_over(tmp_path, caplog):
+    good = tiny_bundle(tmp_path / "good", confidence=MEASURED).folder
+    poor = tiny_bundle(tmp_path / "poor", round_=2, confidence=NEAR_GUESSING).folder
+    store, (one, two) = stored(tmp_path / "bundles", poor, good)
+    rollout = Rollout(store, Gate())
+    outbox = NullConsumer()
+    with closing(Pipeline(rollout.load_first(None), outbox, monitors=[rollout])) as line:
+        counts = []
+
+        def count() -> None:
+            counts.append(sum("tiny@2: its accuracy" in text for text in caplog.messages))
+
+        with rollout.manage(line):
+            rollout.activate(two, "me")
+            count()
+            assert line.on_model_error
+            line.on_model_error(line.model, RuntimeError("no memory"))
+            wait_until(lambda: store.state().active == one and store.state().bad)
+            wait_until(lambda: "tiny@2: its accuracy" in caplog.text)
+            count()
+            rollout.activate(two, "me", force=True)
+            count()
+            rollout.roll_back("me")
+            count()
+            rollout.activate(two, "me", force=True)
+            rollout.activate(one, "me")
+            count()
+    assert counts == [0, 1, 1, 2, 3]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from edge.bundle.bundle_format import BundleError, Confidence, HeldOut, Manifest, parse_manifest
 from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
+from edge.uncertainty.model_warnings import performance_warnings
 from edge.uncertainty.performance import (
     Labelled,
     Proportion,
@@ -70,7 +71,7 @@ def test_errors_are_shares_of_the_images_that_can_have_them():
     assert "missed defects 5.0% (1 to 17; 2 of 40), false rejects 15.0% (5 to 36; 3 of 20)" in str(
         found
     )
-    assert list(found.warnings()) == []
+    assert list(performance_warnings(found)) == []
 
 
 def test_a_model_without_a_class_for_no_defect_confuses_defects_and_that_is_told():
@@ -99,11 +100,10 @@ def test_a_model_that_is_mostly_in_doubt_or_no_better_than_guessing_is_warned_of
     found = measure(
         [each._replace(doubted=number < 38) for number, each in enumerate(poor)], 2, None
     )
-    assert [text.partition(":")[0] for text in found.warnings()] == [
-        "76% of its verdicts are in doubt",
-        "its accuracy may be no better than guessing",
-    ]
-    assert list(measure(poor, 2, None).warnings()) == list(found.warnings())[1:]
+    doubt, guessing = performance_warnings(found)
+    assert (doubt.id, guessing.id) == ("mostly_in_doubt", "near_guessing")
+    assert "76%" in doubt.text
+    assert list(performance_warnings(measure(poor, 2, None))) == [guessing]
 
 
 @pytest.mark.parametrize("cost", [0.2, 1.0, 5.0])
