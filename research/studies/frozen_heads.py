@@ -129,15 +129,15 @@ def _features(catalogue: Catalogue, model: str, size: int, cache: Path) -> np.nd
     return features.astype(np.float32)
 
 
-def run(trial: Trial, pool: Pool) -> Result:
-    """Make one federation's heads and judge them.
+def run(trial: Trial, pool: Pool, tested: int) -> Result:
+    """Make one federation's heads and judge them on `tested` held-out images a plant at most.
 
     Raises:
         UsageError: the pool has too few images for it.
     """
     options = {"classes_per_node": trial.classes}
     scheme = Scheme(
-        "disjoint", NODES, trial.samples, trial.seed, options, pool="tuning", test_samples=60
+        "disjoint", NODES, trial.samples, trial.seed, options, pool="tuning", test_samples=tested
     )
     shares = scheme.shares(pool.catalogue, groups=pool.groups)
     places = [_places(pool, share.train) for share in shares]
@@ -308,6 +308,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("runs/features"))
     parser.add_argument("--out", type=Path, default=Path("runs/frozen_heads.jsonl"))
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--tested", type=int, default=60, help="held-out images of a plant")
     parser.add_argument("--tables", action="store_true")
     asked = parser.parse_args()
     records = Records(asked.out, Result)
@@ -324,7 +325,7 @@ def main() -> None:
             if trial in known:
                 continue
             try:
-                records.add(run(trial, pool))
+                records.add(run(trial, pool, asked.tested))
             except UsageError as error:
                 print(f"{trial}: {error}")
 
