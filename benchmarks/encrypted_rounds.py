@@ -72,6 +72,8 @@ def measure(broker: Guarded, folder: Path, rounds: int, encryption: Encryption) 
             "none",
             "--rounds",
             str(rounds),
+            "--model",
+            "mobilenet_v2",
             "--weights",
             str(folder / "initial.safetensors"),
             "--state",

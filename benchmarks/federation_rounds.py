@@ -156,6 +156,8 @@ def federate(
             str(nodes),
             "--rounds",
             str(rounds),
+            "--model",
+            "mobilenet_v2",
             "--weights",
             str(folder / "initial.safetensors"),
             "--state",

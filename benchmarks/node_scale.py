@@ -237,7 +237,7 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
             broker.url,
             nodes,
             rounds,
-            ("--weights", "surface"),
+            ("--model", "mobilenet_v2", "--weights", "surface"),
             folder,
             lambda spec: take_part(broker.url, spec, nodes, folder),
         )

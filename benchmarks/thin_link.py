@@ -107,6 +107,8 @@ def _federate(
             asked.method,
             "--classes",
             ",".join(sorted(path.name for path in plants[0].iterdir())),
+            "--model",
+            "mobilenet_v2",
             "--weights",
             asked.weights,
             "--size",

@@ -286,9 +286,14 @@ def coordinate(
     nodes = options.nodes or _count_nodes(endpoint, begun)
     if wanted.weights == encoder_choice.AUTO:
         check_model_is_free(wanted)
-        model, weights = encoder_choice.choose(state)
-        print(f"--weights auto: {model} with {weights}", file=sys.stderr)
-        wanted = replace(wanted, model=model, weights=weights)
+        chosen = encoder_choice.choose(state)
+        print(f"--weights auto: {chosen.model} with {chosen.weights}", file=sys.stderr)
+        wanted = replace(
+            wanted,
+            model=chosen.model,
+            weights=chosen.weights,
+            size=wanted.size or chosen.size,
+        )
     resuming = wanted.resuming(begun) if begun else wanted
     request = resuming.request()
     names = [name.strip() for name in options.classes.split(",") if name.strip()]
@@ -319,7 +324,12 @@ def coordinate(
             broadcast,
             endpoint,
             encoder_choice.write_down(
-                report, state, {request.model: request.weights}, compared, len(names)
+                report,
+                state,
+                {request.model: request.weights},
+                compared,
+                len(names),
+                spec.preprocessing.size,
             ),
             new=not options.resume,
             linger=round_options.linger,

@@ -311,13 +311,16 @@ def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_log
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("encoder", "weights"), [("mobilenet_v2", "surface"), ("efficientnet_lite0_mid", "imagenet")]
+)
 @pytest.mark.parametrize("method", MIXED)
-def test_batch_normalisation_is_folded_into_the_encoders_of_a_mixed_model(method: str) -> None:
-    model = mixed(method, Request(model="mobilenet_v2", weights="surface", size=64, rounds=4))
+def test_batch_normalisation_is_folded_into_the_encoders_of_a_mixed_model(
+    method: str, encoder: str, weights: str
+) -> None:
+    model = mixed(method, Request(model=encoder, weights=weights, size=64, rounds=4))
     metadata = model.metadata
-    architecture = Architecture(
-        "mobilenet_v2", 3, infer_fusion(model.tensors), metadata.preprocessing
-    )
+    architecture = Architecture(encoder, 3, infer_fusion(model.tensors), metadata.preprocessing)
     images = pictures(64, 3)
     with torch.no_grad():
         found, _, features, maps = build_module(architecture, model.tensors, Path("model"))(
@@ -562,17 +565,17 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_from_what_its_coordinator
 
 
 @pytest.mark.slow
-def test_efficientnets_uneven_padding_is_part_of_its_convolutions_in_fp32_and_in_int8() -> None:
+@pytest.mark.parametrize("encoder", ["efficientnet_lite0", "efficientnet_lite0_mid"])
+def test_efficientnets_uneven_padding_is_part_of_its_convolutions_in_fp32_and_in_int8(
+    encoder: str,
+) -> None:
     """At 40 pixels strides meet even and odd maps: 40, 20, 10, 5, 3."""
     size = 40
     model = made(
-        Request(model="efficientnet_lite0", weights="imagenet", size=size, rounds=4),
-        "plant-1",
-        "fedavg",
-        1,
+        Request(model=encoder, weights="imagenet", size=size, rounds=4), "plant-1", "fedavg", 1
     )
     architecture = Architecture(
-        "efficientnet_lite0", 3, infer_fusion(model.tensors), model.metadata.preprocessing
+        encoder, 3, infer_fusion(model.tensors), model.metadata.preprocessing
     )
     module, images = build_module(architecture, model.tensors, Path("model")), pictures(size, 32)
     graph = fill_values(trace(module, size), module)

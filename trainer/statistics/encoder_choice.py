@@ -5,7 +5,7 @@ by what leaving out their images one by one costs.
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,7 @@ class EncoderLosses(msgspec.Struct, kw_only=True):
 
     run: str
     weights: dict[str, str]  # what the federation's own encoder began with, by its model
+    size: int = 0  # pixels of the images that were compared; 0 from earlier versions
     nodes: dict[str, NodeLosses] = {}
 
     def costs(self) -> dict[str, float]:
@@ -93,7 +94,12 @@ def read_metrics(metrics: Mapping[str, float], models: Collection[str], classes:
 
 
 def write_down(
-    report: Report, folder: Path, weights: Mapping[str, str], models: Collection[str], classes: int
+    report: Report,
+    folder: Path,
+    weights: Mapping[str, str],
+    models: Collection[str],
+    classes: int,
+    size: int,
 ) -> Report:
     """`report`, which also writes down in `folder` what the nodes of a run tell of encoders.
 
@@ -103,8 +109,9 @@ def write_down(
         weights: what the federation's own encoder began with, by its model.
         models: of all encoders whose features nodes sum.
         classes: of the federation, how many.
+        size: pixels of the images.
     """
-    told = EncoderLosses(run="", weights=dict(weights))
+    told = EncoderLosses(run="", weights=dict(weights), size=size)
 
     def observe(event: AnyEvent) -> None:
         nonlocal told
@@ -115,7 +122,7 @@ def write_down(
             told = (
                 earlier
                 if earlier and earlier.run == event.run
-                else EncoderLosses(run=event.run, weights=told.weights)
+                else EncoderLosses(run=event.run, weights=told.weights, size=size)
             )
         elif isinstance(event, Measured) and _IMAGES in event.metrics:
             try:
@@ -129,8 +136,16 @@ def write_down(
     return observe
 
 
-def choose(folder: Path) -> tuple[str, str]:
-    """Model and weights that suit the plants of an earlier preview best.
+class Choice(NamedTuple):
+    """What suits the plants of an earlier preview best."""
+
+    model: str
+    weights: str
+    size: int  # pixels of the images that were compared; 0 if an earlier version compared them
+
+
+def choose(folder: Path) -> Choice:
+    """Return the encoder that costs the plants of an earlier preview least.
 
     Raises:
         UsageError: there was no preview with this state folder.
@@ -145,4 +160,5 @@ def choose(folder: Path) -> tuple[str, str]:
             "with this --state first, and edge-node preview at each plant; then --new --weights "
             "auto here",
         )
-    return costs[0], told.weights.get(costs[0]) or choose_weights(costs[0])
+    weights = told.weights.get(costs[0]) or choose_weights(costs[0])
+    return Choice(costs[0], weights, told.size)

@@ -23,6 +23,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
 from trainer.data.partitions import PARTITIONS
+from trainer.methods.base import MODEL
 
 COMMANDS = list(command_tree(app).commands)
 README = (REPOSITORY / "README.md").read_text()
@@ -425,7 +426,7 @@ def test_the_model_that_nobody_names_is_the_methods() -> None:
         RequestOptions(method="fedtfi", weights="none", model="deepten_small").request().model
         == "deepten_small"
     )
-    assert RequestOptions(weights="none").request().model == "mobilenet_v2"
+    assert RequestOptions(weights="none").request().model == MODEL
 
 
 @pytest.mark.parametrize("given", [".", "model"])

@@ -192,11 +192,14 @@ def test_a_process_that_was_killed_before_it_had_contributed_makes_the_same_byte
     assert contributed(tmp_path / "with another secret") != first
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "encoder"),
+    [*((method, "small") for method in METHODS), ("gaussian", "efficientnet_lite0_mid")],
+)
 def test_everybody_has_spent_what_was_planned_and_the_model_says_so(
-    method: str, images: dict[str, Images]
+    method: str, encoder: str, images: dict[str, Images]
 ) -> None:
-    spec, broadcast = drafted(method)
+    spec, broadcast = drafted(method, model=encoder)
     models = simulate(spec, broadcast, images).models
     for model in models.values():
         spent = model.metadata.privacy
@@ -208,7 +211,7 @@ def test_everybody_has_spent_what_was_planned_and_the_model_says_so(
         assert epsilons == sorted(epsilons)
         assert epsilons[-1] == spent.epsilon
     assert (
-        simulate(drafted(method, privacy={})[0], broadcast, images)
+        simulate(drafted(method, model=encoder, privacy={})[0], broadcast, images)
         .models["plant-a"]
         .metadata.privacy
         is None

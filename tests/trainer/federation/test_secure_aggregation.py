@@ -127,11 +127,14 @@ def pieces(federation: Federation, node: str) -> list[bytes]:
     ]
 
 
+@pytest.mark.parametrize("model", ["small", "efficientnet_lite0_mid"])
 def test_statistics_behind_masks_are_those_of_an_open_run(
-    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
+    model: str, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """They are whole numbers, and lose nothing on a grid."""
-    federation = found(endpoint, plants, tmp_path, "sums", method="gaussian", rounds=0)
+    federation = found(
+        endpoint, plants, tmp_path, "sums", method="gaussian", rounds=0, model=model
+    )
     images = {name: federation.images(name) for name in PLANTS}
     masked, open_ = (
         simulate(

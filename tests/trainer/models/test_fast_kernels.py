@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models import backbones, fast_kernels
+from trainer.models.encoders import ENCODERS
 from trainer.models.named_tensors import add_prefix, is_trainable
 from trainer.models.network import Network
-
-MODELS = ("mobilenet_v2", "efficientnet_lite0", "resnet18", "resnet50", "small")
-models = pytest.mark.parametrize("model", MODELS)
 
 
 def encoder(model: str) -> nn.Module:
@@ -68,6 +66,7 @@ def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
         ),
         pytest.param("resnet18", 33, False, marks=pytest.mark.slow),
         ("resnet18", 33, True),
+        ("efficientnet_lite0_mid", 33, True),  # whose features are of two layers
         pytest.param(
             "resnet50", 33, False, marks=pytest.mark.slow
         ),  # its layers differ from ResNet18's in their order alone
@@ -93,14 +92,19 @@ def test_features_gradients_and_statistics_are_the_modules(
         torch.testing.assert_close(tensors[f"encoder.{name}"], value)
 
 
-@models
+@pytest.mark.parametrize("model", ENCODERS)
 def test_in_single_precision_features_are_the_modules_to_rounding(model: str) -> None:
+    """At an odd size; for one node, and mapped over stacked nodes."""
     built = encoder(model).eval()
-    batch = images(2, 64, torch.float32)
+    tensors = tree_of(built)
+    stacked = {name: torch.stack([value, value]) for name, value in tensors.items()}
+    batch = images(2, 97, torch.float32)
     with torch.no_grad():
-        torch.testing.assert_close(
-            Network(model, 3).encode(tree_of(built), batch), built(batch), rtol=1e-3, atol=1e-3
-        )
+        theirs = built(batch)
+        mine = Network(model, 3).encode(tensors, batch)
+        mapped = torch.func.vmap(Network(model, 3, mapped=True).encode)(stacked, batch.unsqueeze(1))
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(mapped.flatten(0, 1), theirs, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def test_every_training_setting_gives_what_it_gives_node_by_node(training: dict[
     [
         ("mobilenet_v2", "eval"),
         pytest.param("efficientnet_lite0", "eval", marks=pytest.mark.slow),
+        ("efficientnet_lite0_mid", "eval"),
         pytest.param("resnet18", "train", marks=pytest.mark.slow),
     ],
 )

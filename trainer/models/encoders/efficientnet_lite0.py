@@ -1,7 +1,8 @@
 """EfficientNet-Lite0, with Google's ImageNet weights.
 
 `efficientnet_lite0_mid` is the default of a federation: its features are those of the middle of the
-network beside those of its end. research/pretraining/convert_lite0.py made both files of weights.
+network beside those of its end. Of the files of weights research/pretraining/convert_lite0.py made
+the first, middle_directions.py the second.
 """
 
 from __future__ import annotations

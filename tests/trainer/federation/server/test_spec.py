@@ -190,7 +190,7 @@ def test_a_federation_trains_for_thirty_rounds_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "model"), [("fedavg", "mobilenet_v2"), ("fedtfi", "fedtfi_small")]
+    ("method", "model"), [("fedavg", "efficientnet_lite0_mid"), ("fedtfi", "fedtfi_small")]
 )
 def test_a_method_that_takes_no_other_networks_than_its_own_comes_with_one(
     method: str, model: str

