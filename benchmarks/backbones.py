@@ -1,11 +1,12 @@
 """Milliseconds an image of backbones beside one another.
 
-    python -m benchmarks.backbones mobilenet_v2 efficientnet_lite0
+    python -m benchmarks.backbones mobilenet_v2 efficientnet_lite0 --size 128
 
-All take turns at 128 px on one thread: the exported graph in fp32 and int8, one image at a time as
-the line runs it; frozen features of 16 images as the trainer computes them; a training step of 8.
-Weights are those of the package, or drawn. The tenth percentile is what they take where nothing
-else disturbs them; ratios are to the first.
+All take turns on one thread, at the size that a federation takes for each unless --size says
+otherwise: the exported graph in fp32 and int8, one image at a time as the line runs it; frozen
+features of 16 images as the trainer computes them; a training step of 8. Weights are those of the
+package, or drawn. The tenth percentile is what they take where nothing else disturbs them; ratios
+are to the first.
 """
 
 import argparse
@@ -19,23 +20,23 @@ import torch
 
 from benchmarks.texture_serving import graphs
 from export.parity import open_session
-from trainer.models.catalogue import SHIPPED
+from trainer.models.catalogue import DEFAULT_SIZE, SHIPPED
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import is_trainable
 from trainer.models.network import Network, to_tensors
 
-_SIZE, _WARM_UP = 128, 3
+_WARM_UP = 3
 
 
-def calls(model: str) -> dict[str, tuple[int, Callable[[], object]]]:
+def calls(model: str, size: int) -> dict[str, tuple[int, Callable[[], object]]]:
     """What is timed, and of how many images."""
-    image = np.random.default_rng(0).integers(0, 256, (1, _SIZE, _SIZE, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
     weights = SHIPPED[model].weights if model in SHIPPED else "none"
     sessions = {
-        precision: open_session(graph) for precision, graph in graphs(model, weights).items()
+        precision: open_session(graph) for precision, graph in graphs(model, weights, size).items()
     }
     network, tensors = Network(model, 2), to_tensors(initial_encoder(model, weights, 0))
-    frozen, trained = torch.randn(16, 3, _SIZE, _SIZE), torch.randn(8, 3, _SIZE, _SIZE)
+    frozen, trained = torch.randn(16, 3, size, size), torch.randn(8, 3, size, size)
     moving = {
         name: value.clone().requires_grad_(is_trainable(name)) for name, value in tensors.items()
     }
@@ -64,9 +65,10 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--size", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    made = {model: calls(model) for model in asked.models}
+    made = {model: calls(model, asked.size or DEFAULT_SIZE[model]) for model in asked.models}
     for what in made[asked.models[0]]:
         times: dict[str, list[float]] = {model: [] for model in asked.models}
         for turn in range(_WARM_UP + asked.runs):

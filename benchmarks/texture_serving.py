@@ -34,10 +34,10 @@ _WARM_UP = 3
 Call = Callable[[], Awaitable[object]]
 
 
-def graphs(model: str, weights: str = "none") -> dict[str, bytes]:
-    """The network, exact and in int8."""
+def graphs(model: str, weights: str = "none", size: int = 0) -> dict[str, bytes]:
+    """The network, exact and in int8, for images of `size` pixels or the model's own size."""
     spec, start = draft(
-        Request(method="fedavg", model=model, weights=weights),
+        Request(method="fedavg", model=model, weights=weights, size=size),
         federation="benchmark",
         classes=CLASSES,
         nodes=2,

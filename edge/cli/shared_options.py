@@ -131,6 +131,10 @@ WEIGHTS = (
     "none, a safetensors FILE (of torchvision's names), or auto: model and weights that suit the "
     "images best (simulate; coordinate, after a preview)."
 )
+MODEL_NAMES = (
+    "efficientnet_lite0, mobilenet_v2, resnet18 or resnet50, each also with _mid, which takes "
+    "features from the middle of the network; small; or a texture network such as fedtfi_small."
+)
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 SIZE = "Width and height of the network's input, pixels."
 ROUNDS = "Rounds of training."
@@ -391,12 +395,7 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         typer.Option(
-            help=(
-                "efficientnet_lite0, mobilenet_v2, resnet18 or resnet50, each also with _mid, "
-                "which takes features from the middle of the network; small; or a texture "
-                "network such as fedtfi_small."
-            ),
-            show_default="efficientnet_lite0_mid, or what a method needs",
+            help=MODEL_NAMES, show_default="efficientnet_lite0_mid, or what a method needs"
         ),
     ] = ""
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)] = ""

@@ -16,6 +16,7 @@ from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     DEFAULT_METHOD,
     DEFAULT_PARTITION,
+    MODEL_NAMES,
     SIZE,
     SUITED_WEIGHTS,
     WEIGHTS,
@@ -62,6 +63,12 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
 class DemoModelOptions(ModelOptions, frozen=True, kw_only=True):
     """What the demo trains: by default what suits the images that it draws."""
 
+    model: Annotated[
+        str,
+        typer.Option(
+            help=MODEL_NAMES, show_default="as for simulate; mobilenet_v2 on drawn images"
+        ),
+    ] = ""
     weights: Annotated[
         str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")
     ] = ""

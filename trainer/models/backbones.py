@@ -75,9 +75,9 @@ def download(model: str, seed: int) -> Arrays:
     Raises:
         UsageError: the model has none, or there is no internet connection.
     """
+    offline = [name for name, each in SHIPPED.items() if each.weights == "imagenet"]
     if not KNOWN[model].imagenet:
-        others = [name for name, each in SHIPPED.items() if each.weights == "imagenet"]
-        others += [name for name, known in KNOWN.items() if known.imagenet]
+        others = [*offline, *(name for name, known in KNOWN.items() if known.imagenet)]
         raise UsageError(
             f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(others)}"
         )
@@ -90,7 +90,7 @@ def download(model: str, seed: int) -> Arrays:
         other = (
             ""
             if model in PRESETS
-            else ", or take --model efficientnet_lite0, whose ImageNet weights are here"
+            else f", or take --model {offline[0]}, whose ImageNet weights are here"
         )
         raise UsageError(
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
