@@ -24,16 +24,16 @@ from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
 _MODEL = "efficientnet_lite0"
-_COUNT = 128
-_PHOTOGRAPHS = 3000
 _PLACES = 49  # of a photograph of 224 pixels
 _SHARED = 0.7  # part of a channel's deviation that all places of a photograph share
 _EPS = 1e-3  # of the network's BatchNorm
 _PLANTS, _PER_CLASS, _SIZE, _SEED = 20, 3, 224, 7
 
 
-def find_directions(weights: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the principal components [_COUNT, 1280] of the last features."""
+def find_directions(
+    weights: dict[str, np.ndarray], count: int = 128, photographs: int = 3000
+) -> np.ndarray:
+    """Return the principal components [count, 1280] of the last features."""
     random = np.random.default_rng(0)
     deviation = weights["_blocks.15._bn2.weight"]
     mean = weights["_blocks.15._bn2.bias"]
@@ -41,7 +41,7 @@ def find_directions(weights: dict[str, np.ndarray]) -> np.ndarray:
     factor = weights["_bn1.weight"] / np.sqrt(weights["_bn1.running_var"] + _EPS)
     shift = weights["_bn1.bias"] - weights["_bn1.running_mean"] * factor
     features = []
-    for _ in range(_PHOTOGRAPHS):
+    for _ in range(photographs):
         shared = random.normal(size=len(mean))
         own = random.normal(size=(_PLACES, len(mean)))
         maps = mean + deviation * _SHARED * (shared + own)
@@ -49,7 +49,7 @@ def find_directions(weights: dict[str, np.ndarray]) -> np.ndarray:
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     normalised = np.array(features) / lengths
     centred = normalised - normalised.mean(0)
-    return np.linalg.svd(centred, full_matrices=False)[2][:_COUNT]
+    return np.linalg.svd(centred, full_matrices=False)[2][:count]
 
 
 def balance(weights: dict[str, np.ndarray], directions: np.ndarray) -> float:

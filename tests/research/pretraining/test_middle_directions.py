@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from research.pretraining import middle_directions
 from research.pretraining.middle_directions import balance, find_directions
 from trainer.models.catalogue import SHIPPED
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
 
-def test_directions_are_orthonormal_and_those_that_features_vary_in_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_directions_are_orthonormal_and_those_that_features_vary_in_most() -> None:
     """Here the last layer passes six channels on as they are, four vary."""
-    monkeypatch.setattr(middle_directions, "_COUNT", 4)
-    monkeypatch.setattr(middle_directions, "_PHOTOGRAPHS", 300)
     deviation = np.array([0.0, 0.4, 0.0, 0.2, 0.3, 0.1])
     weights = {
         "_blocks.15._bn2.weight": deviation,
@@ -29,7 +24,7 @@ def test_directions_are_orthonormal_and_those_that_features_vary_in_most(
         "_bn1.running_mean": np.zeros(6),
         "_bn1.running_var": np.ones(6),
     }
-    found = find_directions(weights)
+    found = find_directions(weights, count=4, photographs=300)
     np.testing.assert_allclose(found @ found.T, np.eye(4), atol=1e-9)
     assert np.abs(found[:3]).argmax(1).tolist() == [1, 4, 3]
 
