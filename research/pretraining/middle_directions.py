@@ -13,6 +13,7 @@ long. Convolutions are kept in half precision.
 
 import sys
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 
 from trainer.data.drawn_surfaces import CLASSES, draw_images
 from trainer.models import backbones
+from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
@@ -54,7 +56,7 @@ def find_directions(
 
 def balance(weights: dict[str, np.ndarray], directions: np.ndarray) -> float:
     """Return the factor that makes both halves equally long on drawn surfaces."""
-    encoder = backbones.build(_MODEL).eval()
+    encoder = cast(StagedEncoder, backbones.build(_MODEL).eval())
     for name, value in encoder.state_dict().items():
         value.copy_(torch.from_numpy(weights[name]))
     mean = torch.tensor((0.485, 0.456, 0.406))[:, None, None]
