@@ -194,7 +194,10 @@ def test_a_process_that_was_killed_before_it_had_contributed_makes_the_same_byte
 
 @pytest.mark.parametrize(
     ("method", "encoder"),
-    [*((method, "small") for method in METHODS), ("gaussian", "efficientnet_lite0_mid")],
+    [
+        *((method, "small") for method in METHODS),
+        pytest.param("gaussian", "efficientnet_lite0_mid", marks=pytest.mark.slow),
+    ],
 )
 def test_everybody_has_spent_what_was_planned_and_the_model_says_so(
     method: str, encoder: str, images: dict[str, Images]

@@ -127,7 +127,9 @@ def pieces(federation: Federation, node: str) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("model", ["small", "efficientnet_lite0_mid"])
+@pytest.mark.parametrize(
+    "model", ["small", pytest.param("efficientnet_lite0_mid", marks=pytest.mark.slow)]
+)
 def test_statistics_behind_masks_are_those_of_an_open_run(
     model: str, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
