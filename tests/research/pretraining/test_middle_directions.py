@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from research.pretraining.middle_directions import balance, find_directions
-from trainer.models.catalogue import SHIPPED
+from trainer.models.catalogue import find_shipped
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
@@ -35,7 +35,9 @@ def test_the_shipped_directions_are_found_anew() -> None:
     weights = strip_prefix("encoder", initial_encoder("efficientnet_lite0", "imagenet", 0))
     found = find_directions(weights)
     np.testing.assert_allclose(found @ found.T, np.eye(128), atol=1e-6)
-    (name, shipped), *others = load_file(SHIPPED["efficientnet_lite0_mid"].files[1]).items()
+    (name, shipped), *others = load_file(
+        find_shipped("efficientnet_lite0_mid", "imagenet")[1]
+    ).items()
     assert (name, shipped.shape, others) == ("_projection.weight", (128, 1280, 1, 1), [])
     rows = shipped[:, :, 0, 0].astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1)
