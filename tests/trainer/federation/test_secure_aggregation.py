@@ -134,9 +134,7 @@ def test_statistics_behind_masks_are_those_of_an_open_run(
     model: str, endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """They are whole numbers, and lose nothing on a grid."""
-    federation = found(
-        endpoint, plants, tmp_path, "sums", method="gaussian", rounds=0, model=model
-    )
+    federation = found(endpoint, plants, tmp_path, "sums", method="gaussian", rounds=0, model=model)
     images = {name: federation.images(name) for name in PLANTS}
     masked, open_ = (
         simulate(
