@@ -175,11 +175,16 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
 
     own = to_tensors(statistics.exact(state.tensors), node.device)
     together = statistics.deploy(own, final, served=True)
+    logits: dict[CandidateName, np.ndarray]
+    test = node.images.test
     if len(images.sets) < MIN_GROUPS:
+        if test is not None:
+            logits = {"together": node.predict_held_out(together, test)}
+            known = _knows(together, test.labels)
+            return Judged(together, "together", test, logits, known, left_out=False)
         nothing = np.zeros((len(images.labels), len(spec.classes)))
         unknown = np.zeros(len(images.labels), bool)
-        logits: dict[CandidateName, np.ndarray] = {"together": nothing}
-        return Judged(together, "together", images, logits, unknown, left_out=True)
+        return Judged(together, "together", images, {"together": nothing}, unknown, left_out=True)
     many = len(images.labels) > frozen_heads.MANY
     count = frozen_heads.FOLDS_OF_MANY if many else frozen_heads.FOLDS
     folds = split_folds(images, min(count, len(images.sets)), spec.seed)
@@ -189,7 +194,6 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
     weight = torch.from_numpy(judged.head.weight.astype(np.float32)).to(node.device)
     bias = torch.from_numpy(judged.head.bias.astype(np.float32)).to(node.device)
     personal = {**together, "classifier.weight": weight, "classifier.bias": bias}
-    test = node.images.test
     if test is None:
         return Judged(
             personal,
@@ -339,6 +343,8 @@ def _measure(
     taken = predict_in_service(logits, node.own)
     probabilities = softmax(logits)
     rows = np.flatnonzero(np.isin(images.labels, node.own) & judged.known)
+    # An image that is left out says nothing where no other one shows its class.
+    shown = np.flatnonzero(judged.known | (not judged.left_out))
     metrics: Metrics = {}
     confidence = None
     if len(rows):
@@ -367,21 +373,19 @@ def _measure(
             "f1": macro_f1(own, labels),
             "images": float(len(rows)),
             "groups": float(len(groups)),
-            "accuracy_all": accuracy(logits.argmax(1), images.labels),
+            "accuracy_all": accuracy(logits[shown].argmax(1), images.labels[shown]),
             "cross_validated": float(judged.left_out),
         }
     predictions = [
         HeldOutPrediction(
-            path=str(path.resolve()),
-            digest=digest,
-            label=spec.classes[label],
-            verdict=spec.classes[verdict],
-            confidence=float(row.max()),
+            path=str(images.paths[position].resolve()),
+            digest=images.digests[position],
+            label=spec.classes[images.labels[position]],
+            verdict=spec.classes[taken[position]],
+            confidence=float(probabilities[position].max()),
             novelty=None if judged.novelty is None else float(judged.novelty[position]),
         )
-        for position, (path, digest, label, verdict, row) in enumerate(
-            zip(images.paths, images.digests, images.labels, taken, probabilities, strict=True)
-        )
+        for position in shown
     ]
     return metrics, confidence, tuple(predictions)
 
