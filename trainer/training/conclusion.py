@@ -26,7 +26,6 @@ from trainer.methods import PRIVATE_CLASSIFIERS, complete_options
 from trainer.models.fusion import LENGTH, NOVELTY, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Tensors, to_arrays, to_tensors
-from trainer.statistics.features import view_features
 from trainer.statistics.lda_head import fit_scale
 from trainer.statistics.logistic_head import Linear
 from trainer.statistics.sums import PREFIX
@@ -161,15 +160,13 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
     data = node.training_set(received)
     features = statistics.features(received, data)
     images = node.images.train.take(statistics.counted)
-    views = features.get("")
-    width = node.network.shape.features
-    if views is None or views.shape[2] != width or node.is_private:
-        views = view_features(node.network, received, statistics.take(data))
+    views = statistics.views(features, received, data)
+    served = views.shape[2] <= _WIDEST
     totals = final
 
     def fit_together(kept: np.ndarray) -> Together:
         own = statistics.sum(features, kept)
-        made = statistics.deploy(own, totals, served=width <= _WIDEST)
+        made = statistics.deploy(own, totals, served=served)
         parts = {name: value.cpu().numpy() for name, value in strip_prefix(NOVELTY, made).items()}
         return Together(_linear(made), ClassAxes(**parts).distance if parts else None)
 
