@@ -236,7 +236,7 @@ def _node(name: str, model: PersonalModel) -> Node:
         name=name,
         trained=model.metadata.trained,
         tested=int(metrics["images"]),
-        accuracy=round(metrics["accuracy"], 4),
+        accuracy=round(metrics["accuracy_own"], 4),
         f1=round(metrics["f1"], 4),
     )
 

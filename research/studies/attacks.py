@@ -134,7 +134,9 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result
     tests = {node: images[node].test for node in honest}
     return Result(
         trial=trial,
-        accuracy=[round(models[node].metadata.metrics["accuracy"], 4) for node in honest if models],
+        accuracy=[
+            round(models[node].metadata.metrics["accuracy_own"], 4) for node in honest if models
+        ],
         success=[round(fooled(models[node], spec, tests[node]), 4) for node in honest if models],
         seconds=round(time.monotonic() - started, 1),
     )

@@ -101,7 +101,9 @@ def run(
         request._replace(aggregate=rule), federation="price", classes=classes, nodes=NODES
     )
     models = simulate(spec, broadcast, images, evaluate_every=rounds).models.values()
-    return round(100 * float(np.mean([model.metadata.metrics["accuracy"] for model in models])), 3)
+    return round(
+        100 * float(np.mean([model.metadata.metrics["accuracy_own"] for model in models])), 3
+    )
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:

@@ -187,7 +187,9 @@ def observe(
             if found.entries
         }
         nodes.append(Node(look(models[share.node], spec, test), test.labels, unknown))
-    return nodes, [round(models[share.node].metadata.metrics["accuracy"], 4) for share in shares]
+    return nodes, [
+        round(models[share.node].metadata.metrics["accuracy_own"], 4) for share in shares
+    ]
 
 
 def _unknown(

@@ -298,7 +298,7 @@ def federation(
         "victim": Images(pool.members, pool.absent),
     }
     outcome = simulate(spec, broadcast, images, evaluate_every=rounds)
-    return spec, outcome.broadcast, outcome.models["victim"].metadata.metrics["accuracy"]
+    return spec, outcome.broadcast, outcome.models["victim"].metadata.metrics["accuracy_own"]
 
 
 def asked_for(given: argparse.Namespace, name: str, seed: int) -> Iterator[Asked]:

@@ -11,7 +11,7 @@ from broker_config.protocol.messages import TensorSpec, Training
 from trainer.methods import METHODS, Entry
 from trainer.methods.base import Method, OneStage, Statistics, send_prefixes
 from trainer.methods.fedavg import fedavg
-from trainer.models.fusion import SINGLE
+from trainer.models.fusion import LENGTH, NORMALISED
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, Tensors
@@ -38,7 +38,7 @@ def make_method(training: Training, options: Options) -> Method:
         check=check,
         check_totals=lambda *_: None,
         deploy=deploy,
-        fusion=SINGLE,
+        fusion=NORMALISED,
     )
     if options.trained:
         return fedavg(training, OneStage())._replace(statistics=statistics)
@@ -83,6 +83,7 @@ def deploy(network: Network, own: Tensors, received: Tensors, served: bool) -> T
         **select(received, ("encoder",)),
         "classifier.weight": means,
         "classifier.bias": -(means * means).sum(1) / 2,
+        LENGTH: torch.tensor(1.0),
     }
 
 

@@ -25,6 +25,7 @@ from tests.support.waiting import PATIENCE, wait_until
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import Images
+from trainer.methods import make
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
@@ -62,7 +63,15 @@ def draw(
 def load_images(spec: Spec, folder: Path) -> Images:
     """A plant's images as `join` loads them without a test folder."""
     size = spec.preprocessing.size
-    return load_checked(class_folders.scan(folder), None, spec.classes, size, spec.seed)[0]
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+    return load_checked(
+        class_folders.scan(folder),
+        None,
+        spec.classes,
+        size,
+        spec.seed,
+        hold_out=bool(method.train),
+    )[0]
 
 
 Process = subprocess.Popen[bytes] | Forked

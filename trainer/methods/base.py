@@ -220,6 +220,9 @@ class Statistics(NamedTuple):
     # There: what leaves of a node's sums, (network, received tensors, training images, sums, the
     # node's own noise) -> arrays of `shapes`. Elsewhere the sums leave as they are.
     release: Callable[[Network, Tensors, TrainingSet, Arrays, Normal], Arrays] | None = None
+    # The name among `features` of those of eight views as the encoder gives them, if they are there
+    # as they are: a projection is not.
+    views: str | None = None
 
 
 class Method(NamedTuple):

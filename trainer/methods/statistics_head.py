@@ -76,6 +76,7 @@ def statistics_head(
         fusion=NORMALISED,
         begin=begin,
         private=private,
+        views=None if dimensions else "",
     )
 
 

@@ -26,7 +26,6 @@ from trainer.methods import PRIVATE_CLASSIFIERS, complete_options
 from trainer.models.fusion import LENGTH, NOVELTY, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Tensors, to_arrays, to_tensors
-from trainer.statistics.features import view_features
 from trainer.statistics.lda_head import fit_scale
 from trainer.statistics.logistic_head import Linear
 from trainer.statistics.sums import PREFIX
@@ -161,26 +160,29 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
     data = node.training_set(received)
     features = statistics.features(received, data)
     images = node.images.train.take(statistics.counted)
-    views = features.get("")
-    width = node.network.shape.features
-    if views is None or views.shape[2] != width or node.is_private:
-        views = view_features(node.network, received, statistics.take(data))
+    views = statistics.views(features, received, data)
+    served = views.shape[2] <= _WIDEST
     totals = final
 
     def fit_together(kept: np.ndarray) -> Together:
         own = statistics.sum(features, kept)
-        made = statistics.deploy(own, totals, served=width <= _WIDEST)
+        made = statistics.deploy(own, totals, served=served)
         parts = {name: value.cpu().numpy() for name, value in strip_prefix(NOVELTY, made).items()}
         distance = ClassAxes(**parts).distance if parts else None
         return Together(_linear(made), distance)
 
     own = to_tensors(statistics.exact(state.tensors), node.device)
     together = statistics.deploy(own, final, served=True)
+    logits: dict[CandidateName, np.ndarray]
+    test = node.images.test
     if len(images.sets) < MIN_GROUPS:
+        if test is not None:
+            logits = {"together": node.predict_held_out(together, test)}
+            known = _knows(together, test.labels)
+            return Judged(together, "together", test, logits, known, left_out=False)
         nothing = np.zeros((len(images.labels), len(spec.classes)))
         unknown = np.zeros(len(images.labels), bool)
-        logits: dict[CandidateName, np.ndarray] = {"together": nothing}
-        return Judged(together, "together", images, logits, unknown, left_out=True)
+        return Judged(together, "together", images, {"together": nothing}, unknown, left_out=True)
     many = len(images.labels) > frozen_heads.MANY
     count = frozen_heads.FOLDS_OF_MANY if many else frozen_heads.FOLDS
     folds = split_folds(images, min(count, len(images.sets)), spec.seed)
@@ -190,7 +192,6 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
     weight = torch.from_numpy(judged.head.weight.astype(np.float32)).to(node.device)
     bias = torch.from_numpy(judged.head.bias.astype(np.float32)).to(node.device)
     personal = {**together, "classifier.weight": weight, "classifier.bias": bias}
-    test = node.images.test
     if test is None:
         return Judged(
             personal,
@@ -340,6 +341,8 @@ def _measure(
     taken = predict_in_service(logits, node.own)
     probabilities = softmax(logits)
     rows = np.flatnonzero(np.isin(images.labels, node.own) & judged.known)
+    # An image that is left out says nothing where no other one shows its class.
+    shown = np.flatnonzero(judged.known | (not judged.left_out))
     metrics: Metrics = {}
     confidence = None
     if len(rows):
@@ -368,7 +371,7 @@ def _measure(
             "f1": macro_f1(own, labels),
             "images": float(len(rows)),
             "groups": float(len(groups)),
-            "accuracy_all": accuracy(logits.argmax(1), images.labels),
+            "accuracy_all": accuracy(logits[shown].argmax(1), images.labels[shown]),
             "cross_validated": float(judged.left_out),
         }
     distances: Sequence[float | None] = [None] * len(taken)
@@ -376,22 +379,14 @@ def _measure(
         distances = judged.novelty.tolist()
     predictions = [
         HeldOutPrediction(
-            path=str(path.resolve()),
-            digest=digest,
-            label=spec.classes[label],
-            verdict=spec.classes[verdict],
-            confidence=float(row.max()),
-            novelty=distance,
+            path=str(images.paths[position].resolve()),
+            digest=images.digests[position],
+            label=spec.classes[images.labels[position]],
+            verdict=spec.classes[taken[position]],
+            confidence=float(probabilities[position].max()),
+            novelty=distances[position],
         )
-        for path, digest, label, verdict, row, distance in zip(
-            images.paths,
-            images.digests,
-            images.labels,
-            taken,
-            probabilities,
-            distances,
-            strict=True,
-        )
+        for position in shown
     ]
     return metrics, confidence, tuple(predictions)
 

@@ -17,6 +17,7 @@ from trainer.data.checks.image_facts import measure_image
 from trainer.data.class_folders import LabelledImages, make_catalogue, split_folds
 from trainer.data.folder_scan import Entry, scan_folder
 from trainer.data.image_groups import group_images, read_keys
+from trainer.methods import make
 from trainer.models.catalogue import FEATURES
 from trainer.models.initial_weights import choose_weights, initial_encoder
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
@@ -97,22 +98,23 @@ def trace_folder(
 
 
 def trace_model(folder: Path) -> LearningCurve | None:
-    """The learning curve behind a personal model with a head of statistics, on its held-out images.
+    """Return the learning curve behind a personal model with a head of statistics.
 
     It is of the model's encoder, with the other plants' sums, and of the images that still exist
-    unchanged, 400 for training and 400 held out at most. None without such a head, without held-out
-    images, with too few, or where the others' sums hold noise.
+    unchanged, 400 for training and 400 held out at most. Where nothing was held out because nothing
+    was trained, each image is left out in its turn. None without such a head, with too few images,
+    where a trained encoder has seen them all, or where the others' sums hold noise.
 
     Raises:
         UsageError: the model is damaged.
     """
     model = personal_model.load(folder)
     metadata = model.metadata
-    if (
-        metadata.privacy
-        or metadata.metrics["cross_validated"]
-        or not personal_model.has_shared(folder)
-    ):
+    if metadata.privacy or not personal_model.has_shared(folder):
+        return None
+    method = make(metadata.method, metadata.training, metadata.options, metadata.head)
+    cross_validated = metadata.metrics.get("cross_validated", True)
+    if cross_validated and method.train:
         return None
     shared = personal_model.load_shared(model, folder)
     others = Sums.of(to_arrays(shared))
@@ -120,11 +122,13 @@ def trace_model(folder: Path) -> LearningCurve | None:
     size = metadata.preprocessing.size
     dimensions = others.dimensions
     train = _load_unchanged(personal_model.load_training_images(folder), classes, size)
-    test = _load_unchanged(personal_model.load_predictions(folder), classes, size)
-    if train is None or test is None:
+    test = None
+    if not cross_validated:
+        test = _load_unchanged(personal_model.load_predictions(folder), classes, size)
+    if train is None or (test is None and not cross_validated):
         return None
     train = _limit(train, _MOST_OF_MODEL)
-    test = _limit(test, _MOST_OF_MODEL)
+    test = _limit(test, _MOST_OF_MODEL) if test else None
     projected = dimensions if dimensions < FEATURES[metadata.model] else 0
     try:
         return _trace(

@@ -14,6 +14,7 @@ from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import Arrays, add_prefix, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.privacy.noise import derive_key, draw_normal
+from trainer.statistics.features import view_features
 from trainer.statistics.sums import PREFIX, choose_images
 from trainer.training.training_set import TrainingSet
 
@@ -76,6 +77,15 @@ class NodeStatistics:
             made = self._statistics.features(self._network, received, self.take(data))
             self._features = digest.digest(), made
         return self._features[1]
+
+    def views(self, features: Arrays, received: Tensors, data: TrainingSet) -> np.ndarray:
+        """Return features [n, VIEWS, d] of the images that count, as the encoder gives them.
+
+        Those among `features` are taken, where they are what the sums are of.
+        """
+        if self._statistics.views is not None:
+            return features[self._statistics.views]
+        return view_features(self._network, received, self.take(data))
 
     def take(self, data: TrainingSet) -> TrainingSet:
         """Return the images that count."""

@@ -183,9 +183,12 @@ def _read_images(
     trained = {each.digest for each in personal_model.load_training_images(source)}
     tested = {each.digest for each in personal_model.load_predictions(source)} - trained
     again = held_out is None and any(entry.digest in tested for entry in train.entries)
-    images = load_checked(
-        train, held_out, spec.classes, size, seed, keys, hold_out=not again, least=1
-    )[0]
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+    # As when joining: where nothing is trained, each image is left out in its turn.
+    anew = bool(method.train) and not again
+    images = load_checked(train, held_out, spec.classes, size, seed, keys, hold_out=anew, least=1)[
+        0
+    ]
     return _hold_out_again(images.train, tested) if again else images
 
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from broker_config.storage.checksums import SUMS
@@ -17,6 +16,7 @@ from tests.support.plants import CLASSES, draw, here, load_images
 from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
+from trainer.methods import complete_options
 from trainer.statistics.learning_curve import LearningCurve
 from trainer.training import personal_model
 from trainer.training.enough_images import trace_folder, trace_model
@@ -110,14 +110,16 @@ def test_a_check_without_a_curve_loads_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of two plants' personal models, `a` with held-out images and `b` with too few,
+    """Folders of two plants' personal models, `a` with held-out images and `b` without,
     and their images.
     """
     folder = tmp_path_factory.mktemp("models")
-    plants = {"a": draw(folder / "images-a", 10, 1), "b": draw(folder / "images-b", 4, 2)}
+    plants = {"a": draw(folder / "images-a", 8, 1), "b": draw(folder / "images-b", 4, 2)}
+    test = draw(folder / "test-a", 2, 3)
     request = Request("gaussian", model="small", weights="none", size=32, seed=7)
     spec, broadcast = draft(request, federation="steel", classes=CLASSES, nodes=2)
     images: dict[str, Images] = {name: load_images(spec, each) for name, each in plants.items()}
+    images["a"] = Images(images["a"].train, load_images(spec, test).train)
     for name, model in simulate(spec, broadcast, images).models.items():
         personal_model.save(model, folder / name)
     return folder
@@ -130,17 +132,32 @@ def test_a_models_curve_is_of_its_encoder_and_the_others_sums_and_ends_where_the
     assert curve is not None
     assert (curve.judged, curve.cross_validated, curve.others) == (6, False, 12)
     assert [each.images for each in curve.classes] == [8, 8, 8]
-    predictions = personal_model.load_predictions(models / "a")
-    metadata = personal_model.load_metadata(models / "a")
-    assert metadata.comparison is None or metadata.comparison.deployed == "together"
-    right = np.mean([each.label == each.verdict for each in predictions])
-    assert curve.points[-1].accuracy.value == pytest.approx(right)
+    comparison = personal_model.load_metadata(models / "a").comparison
+    assert comparison is not None
+    assert curve.points[-1].accuracy.value == pytest.approx(comparison.together.accuracy)
 
 
-def test_there_is_no_curve_without_held_out_images_or_without_a_head_of_statistics(
+def test_where_nothing_was_trained_or_held_out_each_image_is_left_out_in_its_turn(
+    models: Path,
+) -> None:
+    curve = trace_model(models / "b")
+    assert curve is not None
+    assert (curve.judged, curve.cross_validated, curve.others) == (12, True, 24)
+    assert [each.images for each in curve.classes] == [4, 4, 4]
+
+
+def test_there_is_no_curve_of_images_that_trained_the_encoder_or_without_a_head_of_statistics(
     models: Path, tmp_path: Path
 ) -> None:
-    assert trace_model(models / "b") is None
+    model = personal_model.load(models / "b")
+    trained = msgspec.structs.replace(
+        model.metadata, method="fedper", options=complete_options("fedper", {}), head="statistics"
+    )
+    shared = personal_model.load_shared(model, models / "b")
+    images = personal_model.load_training_images(models / "b")
+    model = model._replace(metadata=trained, shared=shared, training_images=images)
+    personal_model.save(model, tmp_path / "trained")
+    assert trace_model(tmp_path / "trained") is None
     other = shutil.copytree(models / "a", tmp_path / "other")
     (other / SUMS).unlink()
     (other / "shared.safetensors").unlink()

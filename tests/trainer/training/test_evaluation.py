@@ -9,6 +9,7 @@ from edge.bundle.comparison import CandidateName, Comparison
 from edge.uncertainty.performance import wilson_interval
 from trainer.training.evaluation import (
     accuracy,
+    choose_trained,
     compare,
     macro_f1,
     paired_interval,
@@ -140,23 +141,41 @@ def logits_for(predictions: list[int], margin: float = 1.0) -> np.ndarray:
 LABELLED = np.array([0, 0, 2, 2, 2, 0] * 2)
 
 
-def compared(
-    alone: np.ndarray,
-    together: np.ndarray,
-    mixed: np.ndarray,
-    history: tuple[float, ...] = (),
-    images: int = 12,
-) -> Comparison:
-    """Of candidates whose logits for the first six of LABELLED are these,
-    and for the next six the same.
+def repeated(
+    alone: np.ndarray, together: np.ndarray, mixed: np.ndarray
+) -> dict[CandidateName, np.ndarray]:
+    """Candidates whose logits for the first six of LABELLED are these, and for the next six the
+    same.
     """
     candidates: dict[CandidateName, np.ndarray] = {
         "alone": alone,
         "together": together,
         "mixed": mixed,
     }
-    logits = {name: np.tile(each, (2, 1))[:images] for name, each in candidates.items()}
-    return compare(logits, LABELLED[:images], [0, 2], history, cross_validated=False)
+    return {name: np.tile(each, (2, 1)) for name, each in candidates.items()}
+
+
+def compared(
+    alone: np.ndarray,
+    together: np.ndarray,
+    mixed: np.ndarray,
+    history: tuple[float, ...] = (),
+    deployed: CandidateName = "mixed",
+    independent: float = 1.0,
+) -> Comparison:
+    return compare(
+        repeated(alone, together, mixed),
+        LABELLED,
+        [0, 2],
+        history,
+        deployed=deployed,
+        cross_validated=False,
+        independent=independent,
+    )
+
+
+def chosen(alone: np.ndarray, together: np.ndarray, mixed: np.ndarray) -> CandidateName:
+    return choose_trained(repeated(alone, together, mixed), LABELLED, [0, 2])
 
 
 def test_among_own_classes_no_other_class_is_named_however_likely_it_is() -> None:
@@ -173,36 +192,59 @@ def test_a_candidate_that_confuses_own_images_is_not_deployed_for_what_a_mask_wo
     private, shared = logits_for([0, 0, 2, 2, 0, 0]), logits_for([0, 0, 2, 2, 2, 0])
     shared[:, 1] = 9.0  # a class that this plant never taught
     found = compared(private, shared, shared)
-    assert (found.alone.accuracy, found.together.accuracy, found.deployed) == (5 / 6, 0.0, "alone")
+    assert (found.alone.accuracy, found.together.accuracy) == (5 / 6, 0.0)
+    assert chosen(private, shared, shared) == "alone"
 
 
 def test_the_most_accurate_candidate_is_deployed() -> None:
     worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
-    found = compared(worse, better, worse)
-    assert found.deployed == "together"
+    assert chosen(worse, better, worse) == "together"
+    assert chosen(better, worse, worse) == "alone"
+    assert chosen(worse, worse, better) == "mixed"
+
+
+def test_candidates_are_compared_with_training_alone_on_the_same_images() -> None:
+    worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
+    found = compared(worse, better, worse, deployed="together")
+    assert (found.images, found.deployed) == (12, "together")
     assert (found.alone.accuracy, found.together.accuracy) == (0.5, 5 / 6)
+    assert (found.together.low, found.together.high) == wilson_interval(10, 12)
     assert found.together.gain == pytest.approx(1 / 3)
     assert (found.together.gain_low, found.together.gain_high) == paired_interval(
         np.array([1, 1, 1, 0, 0, 0] * 2, bool), np.array([1, 1, 1, 1, 0, 1] * 2, bool)
     )
-    assert compared(better, worse, worse).deployed == "alone"
-    assert compared(worse, worse, better).deployed == "mixed"
+
+
+def test_look_alikes_are_one_piece_of_evidence() -> None:
+    """Each image twice proves as much as each once."""
+    worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
+    found = compared(worse, better, worse, independent=0.5).together
+    assert found.accuracy == 5 / 6
+    assert (found.low, found.high) == pytest.approx(wilson_interval(5, 6))
+    once = paired_interval(np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 1, 1, 0, 1], bool))
+    assert (found.gain_low, found.gain_high) == pytest.approx(once)
 
 
 def test_of_equally_accurate_candidates_the_mix_is_deployed_and_training_alone_last() -> None:
     worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
-    assert compared(better, better, better).deployed == "mixed"
-    assert compared(better, better, worse).deployed == "together"
+    assert chosen(better, better, better) == "mixed"
+    assert chosen(better, better, worse) == "together"
 
 
-def test_fewer_than_ten_images_choose_nothing_and_the_mix_is_deployed() -> None:
-    worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
-    assert [compared(better, worse, worse, images=images).deployed for images in (6, 9, 10)] == [
-        "mixed",
-        "mixed",
-        "alone",
-    ]
-    assert compared(worse, better, worse, images=9).deployed == "mixed"
+@pytest.mark.parametrize("name", ["alone", "together"])
+def test_the_mix_is_deployed_unless_another_leads_by_two_images(name: CandidateName) -> None:
+    right = logits_for(LABELLED.tolist())
+    for wrong, deployed in ((0, "mixed"), (1, "mixed"), (2, name)):
+        predictions = LABELLED.copy()
+        predictions[:wrong] = 2 - predictions[:wrong]
+        mistaken = logits_for(predictions.tolist())
+        candidates: dict[CandidateName, np.ndarray] = {
+            "alone": mistaken,
+            "together": mistaken,
+            "mixed": mistaken,
+        }
+        candidates[name] = right
+        assert choose_trained(candidates, LABELLED, [0, 2]) == deployed
 
 
 def test_a_plant_of_one_class_deploys_what_it_learnt_with_others() -> None:
@@ -213,8 +255,7 @@ def test_a_plant_of_one_class_deploys_what_it_learnt_with_others() -> None:
         "together": together,
         "mixed": alone,
     }
-    found = compare(candidates, np.zeros(4, int), [0], (), cross_validated=True)
-    assert (found.alone.accuracy, found.deployed) == (1.0, "together")
+    assert choose_trained(candidates, np.zeros(4, int), [0]) == "together"
 
 
 def test_guessing_is_naming_the_commonest_class() -> None:

@@ -20,6 +20,7 @@ from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, to_arrays
 from trainer.training import alone
 from trainer.training.alone import alone_spec
+from trainer.training.conclusion import conclude
 from trainer.training.participant import Participant, State
 
 
@@ -115,20 +116,14 @@ def test_a_node_that_the_totals_do_not_hold_adds_its_own() -> None:
     away = participant.start(broadcast)
     late, _, _ = participant.contribute(away, broadcast, 1)
     for state in (away, late):
-        model = participant.conclude(state, 1, broadcast, without, (), None, counted=False)
+        model = conclude(participant, state, 1, broadcast, without, (), None, counted=False)
         assert equal(to_arrays(model.tensors), to_arrays(models["plant-2"].tensors))
 
 
-def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
-    """One plant's ten images, five folds of two:
-    each image's model has the other eight, computed here by hand.
-    """
-    spec, broadcast = drafted()
-    train = images(2, 10)
-    participant = Participant(spec, "plant-1", Images(train, None))
-    final = simulate(spec, broadcast, {"plant-1": Images(train, None)}).broadcast
-    state, _, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
+def test_an_image_is_judged_by_sums_that_do_not_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One plant's ten images: each image's model has the other nine, computed here by hand."""
     seen: list[int] = []
+    make = class_sums.deploy
 
     def deploy(
         network: Network,
@@ -137,14 +132,18 @@ def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
         served: bool,
     ) -> dict[str, torch.Tensor]:
         seen.append(int(own[COUNTS].sum()))
-        assert not any(received[name].any() for name in spec.statistics), "others have none"
-        return class_sums.deploy(network, own, received, served)
+        assert not received[COUNTS].any(), "others have none"
+        return make(network, own, received, served)
 
-    statistics = participant.method.statistics
-    assert statistics is not None
-    participant.method = participant.method._replace(statistics=statistics._replace(deploy=deploy))
-    model = participant.conclude(state, 1, broadcast, final, (), None)
-    assert seen == [10, *[8] * 5]
+    monkeypatch.setattr(class_sums, "deploy", deploy)
+    spec, broadcast = drafted()
+    train = images(2, 10)
+    participant = Participant(spec, "plant-1", Images(train, None))
+    final = simulate(spec, broadcast, {"plant-1": Images(train, None)}).broadcast
+    state, _, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
+    seen.clear()
+    model = conclude(participant, state, 1, broadcast, final, (), None)
+    assert seen == [10, *[9] * 10]
     assert model.metadata.metrics["cross_validated"] == 1
     assert model.metadata.metrics["images"] == 10
 

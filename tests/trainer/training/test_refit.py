@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,15 +15,20 @@ from broker_config.protocol.errors import UsageError
 from edge.bundle.comparison import Candidate, Comparison
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, here, load_images
-from trainer.data.class_folders import Images, split_folds
+from trainer.data import class_folders
+from trainer.data.checks.image_checks import load_checked
+from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import complete_options
 from trainer.models.named_tensors import select
 from trainer.models.network import Network, Tensors, to_arrays
 from trainer.statistics import features
-from trainer.training import participant, personal_model
+from trainer.training import conclusion, frozen_heads, personal_model
+from trainer.training.calibration import Calibrated, calibrate
+from trainer.training.conclusion import conclude
 from trainer.training.engine import predict
+from trainer.training.frozen_heads import Mixture
 from trainer.training.participant import Participant, State
 from trainer.training.personal_model import PersonalModel
 from trainer.training.refit import refit
@@ -32,12 +38,21 @@ PLANT = "plant-1"
 REQUEST = Request("gaussian", model="small", weights="none", size=32, seed=7)
 
 
-def federated(plants: dict[str, Path], request: Request = REQUEST) -> PersonalModel:
-    """The plant's model of a federation that is simulated."""
+def federated(
+    plants: dict[str, Path], request: Request = REQUEST, *, hold_out: bool = False
+) -> PersonalModel:
+    """The plant's model of a federation that is simulated.
+
+    With `hold_out` it is as older versions made it, which held some images out.
+    """
     spec, broadcast = draft(request, federation="steel", classes=CLASSES, nodes=len(plants))
-    return simulate(
-        spec, broadcast, {name: load_images(spec, folder) for name, folder in plants.items()}
-    ).models[PLANT]
+    size = spec.preprocessing.size
+    images = {}
+    for name, folder in plants.items():
+        images[name] = load_checked(
+            class_folders.scan(folder), None, spec.classes, size, spec.seed, hold_out=hold_out
+        )[0]
+    return simulate(spec, broadcast, images).models[PLANT]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +132,18 @@ def test_a_model_with_other_images_is_what_it_would_always_have_been(
     assert made.notes[0] == f"since the model was made, {told} another class"
 
 
+def test_where_nothing_was_held_out_each_image_is_left_out_in_turn_again(tmp_path: Path) -> None:
+    """However many images there are: the model is what a federation of now gives."""
+    plants = {PLANT: draw(tmp_path / PLANT, 10, 1), "plant-2": draw(tmp_path / "plant-2", 3, 2)}
+    personal_model.save(federated(plants), tmp_path / "model")
+    images(plants[PLANT], CLASSES[0])[0].unlink()
+    made, always = refit(tmp_path / "model", plants[PLANT]).model, federated(plants)
+    assert made.metadata.metrics["images"] == 29
+    assert made.metadata.metrics == always.metadata.metrics
+    assert made.metadata.confidence == always.metadata.confidence
+    assert equal(to_arrays(made.tensors), to_arrays(always.tensors))
+
+
 def test_the_first_image_of_a_class_does_not_cost_the_model_what_was_held_out(
     tmp_path: Path,
 ) -> None:
@@ -124,7 +151,7 @@ def test_the_first_image_of_a_class_does_not_cost_the_model_what_was_held_out(
         PLANT: draw(tmp_path / PLANT, 10, 1, CLASSES[:2]),
         "plant-2": draw(tmp_path / "plant-2", 3, 2),
     }
-    personal_model.save(before := federated(plants), tmp_path / "model")
+    personal_model.save(before := federated(plants, hold_out=True), tmp_path / "model")
     assert not before.metadata.metrics["cross_validated"]
     draw(tmp_path / "more", 1, 5)
     (tmp_path / "more" / CLASSES[2]).rename(plants[PLANT] / CLASSES[2])
@@ -143,7 +170,7 @@ def test_new_images_train_and_the_model_is_judged_on_those_that_were_held_out_be
     thresholds of all verdicts.
     """
     plants = {PLANT: draw(tmp_path / PLANT, 10, 1), "plant-2": draw(tmp_path / "plant-2", 3, 2)}
-    personal_model.save(before := federated(plants), tmp_path / "model")
+    personal_model.save(before := federated(plants, hold_out=True), tmp_path / "model")
     for path in draw(tmp_path / "more", 6, 5).glob("*/*"):
         path.rename(plants[PLANT] / path.parent.name / path.name)
     made = refit(tmp_path / "model", plants[PLANT]).model
@@ -173,28 +200,41 @@ def test_features_of_an_image_are_computed_once(
     assert counts == [8, 8, 9]
 
 
-def test_an_image_is_judged_by_the_head_of_a_plant_that_has_never_had_its_fold(
+def test_an_image_is_judged_by_the_head_of_a_plant_that_has_never_had_it(
     plants: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participant, "fit_scale", lambda *_: 1.0)
+    """Of the consensus head: the choice among heads is fixed."""
+    told: list[np.ndarray] = []
+
+    def record(logits: np.ndarray, *arguments: Any) -> Calibrated:
+        told.append(logits)
+        return calibrate(logits, *arguments)
+
+    fixed = Mixture(strength=1.0, together_scale=1.0, alone_scale=1.0, share=1.0)
+    monkeypatch.setattr(frozen_heads, "fit_mixture", lambda *_: fixed)
+    monkeypatch.setattr(conclusion, "calibrate", record)
     model = refit(source, plants[PLANT]).model
+    (found,) = told
     spec, _ = draft(REQUEST, federation="steel", classes=CLASSES, nodes=2)
     train, others = load_images(spec, plants[PLANT]).train, to_arrays(model.shared)
-    found = {each.digest: each for each in model.predictions}
-    for held_out in split_folds(train, 5, spec.seed):
-        fold = train.take(np.setdiff1d(np.arange(8), held_out))
-        never = Participant(spec, PLANT, Images(fold, None)).conclude(
-            State({}, {}), 1, others, others, (), None, counted=False
+    assert [each.digest for each in model.predictions] == [*train.digests]
+    for number in range(8):
+        fold = train.take(np.setdiff1d(np.arange(8), [number]))
+        never = conclude(
+            Participant(spec, PLANT, Images(fold, None)),
+            State({}, {}),
+            1,
+            others,
+            others,
+            (),
+            None,
+            counted=False,
         )
-        judged = train.take(held_out)
+        judged = train.take(np.array([number]))
         logits = predict(
             Network("small", 3), never.tensors, TrainingSet.of(judged, spec.preprocessing)
         )
-        for digest, each in zip(judged.digests, logits, strict=True):
-            assert found[digest].verdict == CLASSES[each.argmax()]
-            assert found[digest].confidence == pytest.approx(
-                1 / np.exp(each - each.max()).sum(), rel=1e-5
-            )
+        np.testing.assert_allclose(found[number], logits[0], rtol=1e-3, atol=1e-3)
 
 
 def test_what_other_encoders_were_compared_for_a_model_is_made_anew_without_them(
@@ -287,7 +327,12 @@ def test_what_has_unlearned_nothing_is_said(
     told = "\n".join(made.notes)
     assert "the encoder was trained" in told
     assert "the model before was mixed" in told
-    assert equal(to_arrays(made.model.tensors), to_arrays(model.tensors))
+    never = msgspec.structs.replace(trained, comparison=None)
+    personal_model.save(model._replace(metadata=never), tmp_path / "never")
+    without = refit(tmp_path / "never", drawn[0] / PLANT).model
+    assert equal(to_arrays(made.model.tensors), to_arrays(without.tensors))
+    encoder = select(to_arrays(model.tensors), ("encoder",))
+    assert equal(select(to_arrays(made.model.tensors), ("encoder",)), encoder)
 
 
 def test_a_model_without_such_a_head_is_refused(
