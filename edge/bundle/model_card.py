@@ -167,6 +167,8 @@ def _figures(manifest: Manifest) -> Iterator[str]:
         yield "Without intervals: " + ", ".join(
             f"{_text(name)} {value:g}" for name, value in sorted(metrics.items())
         )
+    elif manifest.trained:
+        yield "None: this plant had too few labelled images to judge it."
     else:
         yield "None: this plant had no labelled image."
     if comparison:

@@ -189,7 +189,8 @@ def _judge_frozen(node: Participant, state: State, final: Arrays) -> Judged:
     elsewhere = statistics.count_images(final)
     left_out = frozen_heads.leave_out(views, images.labels, folds, elsewhere, fit_together)
     judged = frozen_heads.judge(views, images.labels, node.own, left_out, _linear(together))
-    weight = torch.from_numpy(judged.head.weight.astype(np.float32)).to(node.device)
+    scaled = judged.head.weight / float(together[LENGTH])  # of features of length one
+    weight = torch.from_numpy(scaled.astype(np.float32)).to(node.device)
     bias = torch.from_numpy(judged.head.bias.astype(np.float32)).to(node.device)
     personal = {**together, "classifier.weight": weight, "classifier.bias": bias}
     if test is None:

@@ -266,11 +266,6 @@ class Participant:
         return bool(self.spec.statistics) and not self.method.train
 
     @property
-    def is_private(self) -> bool:
-        """Whether what leaves of the node is noisy."""
-        return self.spec.privacy is not None
-
-    @property
     def epsilon(self) -> float:
         """What the node's rounds have spent of its images' privacy."""
         return self._account.epsilon

@@ -53,8 +53,9 @@ def test_where_training_alone_is_deployed_the_interval_says_how_far_behind_the_o
     assert described.endswith("alone is deployed")
 
 
-def test_a_cross_validated_comparison_says_so() -> None:
-    assert comparison(cross_validated=True).describe().startswith("on 60 cross-validated images: ")
+def test_a_comparison_of_images_that_were_left_out_in_turn_says_so() -> None:
+    assert "60 images, each left out in turn" in comparison(cross_validated=True).describe()
+    assert "held-out" not in comparison(cross_validated=True).describe()
 
 
 def test_a_plain_gain_needs_no_warning() -> None:

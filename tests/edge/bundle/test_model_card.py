@@ -92,6 +92,7 @@ def test_it_says_what_it_does_not_know(plain: Bundle) -> None:
     card = changed(plain, trained={}, metrics={})
     assert "the manifest does not say" in card
     assert "None: this plant had no labelled image" in card
+    assert "None: this plant had too few" in changed(plain, metrics={})
     assert "not in this bundle" in card
     assert "a line notices neither" in card
     assert "%" not in card.replace("95 %", "")

@@ -21,7 +21,8 @@ from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import select
 from trainer.models.network import Network, Tensors, to_arrays
 from trainer.statistics.sums import specs
-from trainer.training import participant
+from trainer.training import frozen_heads, participant
+from trainer.training.frozen_heads import Mixture
 
 
 class Plane(Network):
@@ -105,7 +106,8 @@ def test_a_round_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors={"encoder.factor": TensorSpec((1,), 30)},
     )
     monkeypatch.setattr(participant, "Network", Plane)
-    monkeypatch.setattr(participant, "fit_scale", lambda *_: 1.0)
+    consensus = Mixture(strength=1.0, together_scale=1.0, alone_scale=1.0, share=1.0)
+    monkeypatch.setattr(frozen_heads, "fit_mixture", lambda *_: consensus)
     result = simulate(spec, {"encoder.factor": np.array([2], np.float32)}, PLANTS)
     assert result.broadcast["statistics.images"].tolist() == [5, 2]
     for plant in "ab":
@@ -123,9 +125,7 @@ def test_a_round_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         certainty = 4 / (4 + 0.6 * 2)  # of 4 degrees of freedom in 2 dimensions
         logits = Plane().predict(tensors, pixels).numpy()
         np.testing.assert_allclose(np.diff(logits), certainty * np.diff(by_hand), rtol=1e-3)
-        # As long as the encoder's features of the plant's own images, doubled: 10 four times; 14,
-        # 14 and 10.
-        assert float(tensors[LENGTH]) == pytest.approx({"a": 10, "b": 38 / 3}[plant])
+        assert float(tensors[LENGTH]) == 1
 
 
 def test_nothing_is_trained_and_the_model_has_the_encoder_that_came() -> None:

@@ -36,7 +36,7 @@ from trainer.models.fusion import infer_fusion
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Network, to_arrays, to_tensors
-from trainer.training import participant
+from trainer.training import conclusion
 from trainer.training.engine import run_phase
 from trainer.training.participant import Participant, State
 from trainer.training.training_set import TrainingSet
@@ -307,12 +307,19 @@ def test_a_node_with_two_images_trains_on_both(case: str) -> None:
     assert make(spec.method, spec.training, spec.options).weigh(contributed.weight) > 0
 
 
-@few
+@pytest.mark.parametrize(
+    "case",
+    slow_except(
+        ("fedavg", "afedcl", "afedcl_plus", "fedala"), [case for case in CASES if case != "gaussian"]
+    ),
+)
 def test_no_fold_is_judged_by_a_head_that_has_seen_it(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A classifier that was shared has learnt from every image:
     each fold has one that was drawn anew.
+
+    Heads of a frozen encoder: tests/trainer/training/test_frozen_heads.py.
     """
     judged: list[Arrays] = []
 
@@ -320,7 +327,7 @@ def test_no_fold_is_judged_by_a_head_that_has_seen_it(
         judged.append(to_arrays(tensors))
         return np.zeros((len(data.labels), len(CLASSES)), np.float32)
 
-    monkeypatch.setattr(participant, "predict", record)
+    monkeypatch.setattr(conclusion, "predict", record)
     spec, broadcast = drafted(case, local_epochs=1)
     spec = msgspec.structs.replace(spec, rounds=1)
     few = {name: Images(share.train.take(np.arange(4)), None) for name, share in shares(2).items()}
@@ -336,7 +343,7 @@ def test_cross_validation_gives_each_image_its_own_verdict(monkeypatch: pytest.M
     whatever the order of the folds.
     """
     monkeypatch.setattr(
-        participant, "predict", lambda network, tensors, data: np.eye(3)[data.labels]
+        conclusion, "predict", lambda network, tensors, data: np.eye(3)[data.labels]
     )
     spec, broadcast = drafted("local")
     model = simulate(spec, broadcast, {"plant-1": Images(images(1, 12), None)}).models["plant-1"]

@@ -21,6 +21,7 @@ from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.engine import encode_all
+from trainer.training.conclusion import conclude
 from trainer.training.participant import Participant
 
 METHOD = make(
@@ -248,7 +249,7 @@ def test_folds_are_judged_without_what_the_federations_means_know_of_them() -> N
     state, _, metrics = node.contribute(node.start(broadcast), broadcast, 1)
 
     def judged(final: Arrays) -> list[float]:
-        model = node.conclude(state, 1, broadcast, final, (metrics,), None)
+        model = conclude(node, state, 1, broadcast, final, (metrics,), None)
         return [each.confidence for each in model.predictions]
 
     assert judged(broadcast) == judged({**broadcast, "means": broadcast["means"][::-1].copy()})

@@ -18,7 +18,7 @@ from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.statistics import lda_head
 from trainer.statistics.features import view_features
 from trainer.statistics.sums import collect, specs
-from trainer.training import participant
+from trainer.training import conclusion
 from trainer.training.training_set import TrainingSet
 
 REFUSED = {
@@ -53,7 +53,7 @@ def test_every_method_whose_nodes_share_an_encoder_gets_a_head_on_the_last_avera
     The classifier is that of the formulas for features of the last averaged encoder; whatever the
     node has trained of its own is left out.
     """
-    monkeypatch.setattr(participant, "fit_scale", lambda *_: 1.0)
+    monkeypatch.setattr(conclusion, "fit_scale", lambda *_: 1.0)
     spec, broadcast = drafted(method)
     assert spec.rounds == 2
     averages: list[Arrays] = []

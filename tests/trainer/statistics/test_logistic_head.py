@@ -41,14 +41,13 @@ def test_unseen_images_of_taught_classes_are_told_apart(strength: float, offset:
 def test_a_class_without_an_image_is_named_for_no_feature(
     known: set[int], seed: int, strength: float
 ) -> None:
-    """However an image looks, and also where its weight is strengthened or spread evenly."""
+    """However an image looks: also where it is least like each class."""
     labels = np.resize(sorted(known), 3 * len(known))
     head = logistic_head.fit(drawn(labels, seed, 2, 0.5), labels, CLASSES, strength)
     anything = np.random.default_rng(seed).normal(size=(200, WIDTH))
     anything /= np.linalg.norm(anything, axis=1, keepdims=True)
-    extremes = head.weight[sorted(known)]
-    lengths = np.linalg.norm(extremes, axis=1, keepdims=True)
-    against = -extremes / np.maximum(lengths, 1e-12)  # what is least like each class
+    weight = head.weight[sorted(known)]
+    against = -weight / np.maximum(np.linalg.norm(weight, axis=1, keepdims=True), 1e-12)
     logits = head.logits(np.concatenate([anything, against]))
     unknown = sorted(set(range(CLASSES)) - known)
     assert not head.weight[unknown].any()
