@@ -62,6 +62,7 @@ def statistics_head(
     """
     begin = _begin if first else None
     private = None if dimensions or others else partial(private_statistics_head, first)
+    as_they_are = None if dimensions else ""  # the prefix of the shared encoder
     return Statistics(
         shapes=lambda broadcast, shape: _specs(shape, dimensions, _held(others, broadcast)),
         features=lambda network, received, data: _features(
@@ -76,7 +77,7 @@ def statistics_head(
         fusion=NORMALISED,
         begin=begin,
         private=private,
-        views=None if dimensions else "",
+        views=as_they_are,
     )
 
 

@@ -310,7 +310,8 @@ def test_a_node_with_two_images_trains_on_both(case: str) -> None:
 @pytest.mark.parametrize(
     "case",
     slow_except(
-        ("fedavg", "afedcl", "afedcl_plus", "fedala"), [case for case in CASES if case != "gaussian"]
+        ("fedavg", "afedcl", "afedcl_plus", "fedala"),
+        [case for case in CASES if case != "gaussian"],
     ),
 )
 def test_no_fold_is_judged_by_a_head_that_has_seen_it(

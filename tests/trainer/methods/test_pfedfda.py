@@ -20,8 +20,8 @@ from trainer.methods.pfedfda import BETA_MU, BETA_SIGMA
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
-from trainer.training.engine import encode_all
 from trainer.training.conclusion import conclude
+from trainer.training.engine import encode_all
 from trainer.training.participant import Participant
 
 METHOD = make(
