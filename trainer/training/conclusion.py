@@ -387,7 +387,7 @@ def _measure(
             confidence=float(probabilities[position].max()),
             novelty=distances[position],
         )
-        for position in shown
+        for position in shown.tolist()
     ]
     return metrics, confidence, tuple(predictions)
 

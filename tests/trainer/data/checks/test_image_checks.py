@@ -227,7 +227,7 @@ def test_what_the_user_says_belongs_together_stays_together(plant: Path) -> None
     }
 
 
-def test_many_pictures_of_few_spots_are_judged_by_cross_validation(plant: Path) -> None:
+def test_many_pictures_of_few_spots_are_warned_of(plant: Path) -> None:
     for path in [*plant.glob("*/[4-9].png")]:
         path.unlink()
     for turn in (0.9, 0.8, 0.7):
@@ -238,9 +238,8 @@ def test_many_pictures_of_few_spots_are_judged_by_cross_validation(plant: Path) 
     images, findings = load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
     assert images.test is None
     (few,) = [finding for finding in findings if finding.kind == "too few"]
-    assert few.text.startswith(
-        "48 images show only 12 different spots, 4 of them of dent, too few to hold any out"
-    )
+    assert "48 images" in few.text
+    assert "12 different spots" in few.text
 
 
 # Size, brightness, format
