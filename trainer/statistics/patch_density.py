@@ -8,7 +8,7 @@ image.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +44,8 @@ class PlaceFeatures(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = cast(StagedEncoder, backbones.build(MODEL))
+        # an exported graph has no place for layers that do not run
+        self.encoder = StagedEncoder.of(backbones.build(MODEL), _TAPS[-1])
         arrays = strip_prefix("encoder", initial_encoder(MODEL, "imagenet", seed=0))
         for name, value in self.encoder.state_dict().items():
             value.copy_(torch.from_numpy(arrays[name]))

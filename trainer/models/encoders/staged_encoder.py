@@ -27,13 +27,12 @@ class StagedEncoder(nn.Module):
 
     @staticmethod
     def of(network: nn.Module, tap: str) -> StagedEncoder:
-        """Return the children of `network` up to `tap`, which must run in their order."""
-        layers: OrderedDict[str, nn.Module] = OrderedDict()
-        for name, layer in network.named_children():
-            layers[name] = layer
-            if name == tap:
-                break
-        return StagedEncoder(layers, [tap])
+        """Return the children of `network` up to `tap`, which must run in their order.
+
+        The tap may lie within a child, for example `_blocks.14`, if that child, too, does nothing
+        but run its children in their order.
+        """
+        return StagedEncoder(_layers_up_to(network, tap), [tap])
 
     def maps(self, images: Tensor, names: Collection[str]) -> list[Tensor]:
         """Return the maps [n, c, h, w] after each of the layers `names`, in the order they run.
@@ -66,3 +65,15 @@ class StagedEncoder(nn.Module):
                     yield f"{name}.{inner}", layer
             else:
                 yield name, child
+
+
+def _layers_up_to(network: nn.Module, last: str) -> OrderedDict[str, nn.Module]:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, layer in network.named_children():
+        if last.startswith(f"{name}."):
+            layers[name] = nn.Sequential(_layers_up_to(layer, last.removeprefix(f"{name}.")))
+            break
+        layers[name] = layer
+        if name == last:
+            break
+    return layers

@@ -87,6 +87,16 @@ def test_a_networks_children_are_taken_up_to_the_tap() -> None:
     assert torch.equal(encoder(images), network[:2](images).mean((2, 3)))
 
 
+def test_a_tap_within_a_child_ends_the_child() -> None:
+    whole = three_layers("body")
+    encoder = StagedEncoder.of(whole, "body.0")
+    assert list(encoder.state_dict()) == [
+        name for name in whole.state_dict() if "body.1" not in name
+    ]
+    images = pictures(32)
+    assert torch.equal(encoder.feature_map(images), whole.maps(images, ["body.0"])[0])
+
+
 # Every encoder
 
 
