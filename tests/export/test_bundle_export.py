@@ -15,8 +15,11 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import RecordHead
 from edge.bundle import bundle_format
 from edge.bundle.verification import Verifier
+from edge.inference.class_prior import Prior
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import load_model
+from edge.inference.tiling import View
+from edge.uncertainty.model_warnings import model_warnings
 from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
@@ -49,6 +52,7 @@ class Run(NamedTuple):
     sources: dict[str, Path]
     exported: list[Exported]
     said: list[str]
+    notes: list[str]
 
 
 def export_all(models: list[PersonalModel], folder: Path) -> Run:
@@ -56,14 +60,16 @@ def export_all(models: list[PersonalModel], folder: Path) -> Run:
     for model in models:
         personal_model.save(model, sources[model.metadata.node])
     said: list[str] = []
+    notes: list[str] = []
 
     def report(event: progress.AnyEvent) -> None:
-        # that nothing was held out: tests/export/test_held_out.py
-        if not isinstance(event, progress.Note):
+        if isinstance(event, progress.Note):
+            notes.append(event.text)
+        else:
             said.append(progress.format_event(event))
 
     exported = export(list(sources.values()), folder / "bundles", report)
-    return Run({model.metadata.node: model for model in models}, sources, exported, said)
+    return Run({model.metadata.node: model for model in models}, sources, exported, said, notes)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +127,14 @@ def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: s
         assert getattr(manifest, name) == getattr(metadata, name)
     assert manifest.input.size == 32
     assert manifest.id == f"{node}@4"
+
+
+@NODES
+def test_export_warns_of_a_model_that_is_not_calibrated(run: Run, node: str) -> None:
+    manifest = bundle_format.read_bundle(run.exported[0].folder.with_name(node)).manifest
+    [warning] = model_warnings(manifest, View(), Prior())
+    assert warning.id == "not_calibrated"
+    assert run.notes.count(f"warning: {node}: {warning.text}") == 1
 
 
 @NODES
