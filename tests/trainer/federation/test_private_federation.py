@@ -34,6 +34,7 @@ from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
 from trainer.privacy.account import Account
 from trainer.privacy.plan import planned_epsilon
+from trainer.training.conclusion import conclude
 from trainer.training.participant import Participant, State
 from trainer.training.personal_model import load_metadata
 
@@ -255,7 +256,7 @@ def test_a_plant_without_images_makes_its_model_of_the_totals_and_spends_nothing
     result = simulate(spec, broadcast, images).broadcast
     newcomer = Participant(spec, "plant-c", Images.none(32))
     state = newcomer.with_statistics(State({}, {}), result)
-    model = newcomer.conclude(state, 1, result, result, (), None, counted=False)
+    model = conclude(newcomer, state, 1, result, result, (), None, counted=False)
     assert model.metadata.privacy is not None
     assert model.metadata.privacy.epsilon == 0
     assert np.abs(to_arrays(model.tensors)["classifier.weight"]).max() > 0
