@@ -130,10 +130,10 @@ def leave_out(
         made = fit_together(kept)
         seen = features[fold, 0]
         together[fold] = made.head.logits(seen)
-        # a class that nobody has an image of has no weight
         left = totals - np.bincount(labels[fold], minlength=classes)
         remaining[fold] = (left / np.maximum(totals, 1))[labels[fold]]
         repeated[fold] = np.isin(labels[fold], labels[kept])
+        # A class that nobody has an image of has no weight.
         known[fold] = made.head.weight[labels[fold]].any(1)
         for strength, logits in alone.items():
             head = logistic_head.fit(features[kept], labels[kept], classes, strength)
