@@ -83,7 +83,7 @@ class LinePage:
                 "has_heat": "maps" in manifest.extras,
                 "accuracy": measured and measured.accuracy,
             },
-            "warnings": [],
+            "warnings": line_warnings(model, pipeline.view, pipeline.prior),
             "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
             "labels": self._labels and self._labels.classes,
             "field": self._labels and self._labels.field,
