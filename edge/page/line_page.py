@@ -17,6 +17,7 @@ from edge.page.label_page import LabelPage
 from edge.page.page_files import page_routes
 from edge.page.recent_inspections import PINNED, RecentInspections, Reject
 from edge.uncertainty.drift import Drift
+from edge.uncertainty.model_warnings import line_warnings
 from edge.uncertainty.performance import held_out_performance
 
 PATH = "/line/"
