@@ -9,7 +9,7 @@ STRENGTHS = (0.1, 1.0, 10.0)
 """How far weights may grow: the inverse of the penalty on their squares, for each image."""
 
 _NEVER = 10.0  # how far the logit of a class without an image lies below all others
-_ITERATIONS = 300
+_ITERATIONS = 1000
 
 
 class Linear(NamedTuple):
