@@ -59,7 +59,7 @@ def model_warnings(manifest: Manifest, view: View, prior: Prior) -> tuple[ModelW
             "unknown; label images of each class, join again and export again"
         )
         warnings.append(ModelWarning(id="not_measured", text=text))
-    if found is None:
+    elif found is None:
         text = (
             "it is not calibrated: how far its confidence can be trusted is unknown, and the "
             "bundle has no limit below which a verdict is in doubt; label more images and export "

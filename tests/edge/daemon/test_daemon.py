@@ -141,7 +141,7 @@ def test_the_daemon_tells_the_errors_of_its_model_and_warns_of_a_poor_one(tmp_pa
 def test_the_daemon_warns_of_a_model_that_nobody_has_measured(bundle):
     with daemon(bundle) as line:
         warnings = line.client.get("/").json()["warnings"]
-        assert [each["id"] for each in warnings] == ["not_measured", "not_calibrated"]
+        assert [each["id"] for each in warnings] == ["not_measured"]
         for each in warnings:
             assert line.said.count(f"warning: press-3@30: {each['text']}\n") == 1
 

@@ -50,7 +50,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        pytest.param({}, ["not_measured", "not_calibrated"], id="no labelled image"),
+        pytest.param({}, ["not_measured"], id="no labelled image"),
         pytest.param(
             {"metrics": LABELLED, "comparison": compared(0.4)},
             ["not_calibrated"],
