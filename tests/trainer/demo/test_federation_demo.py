@@ -116,17 +116,15 @@ def test_the_demo_learns_exports_serves_and_reports(
     assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2"]
     for node in report["nodes"]:
         assert len(node["classes"]) == 4
-        assert node["onnx_accuracy"] == pytest.approx(
-            node["accuracy"], abs=1.01 / node["test_images"]
-        )
+        # The temperature is cross-fitted where the model is judged: this turns a few verdicts on
+        # classes that were never taught.
+        few = 4.01 / node["test_images"]
+        assert node["onnx_accuracy"] == pytest.approx(node["accuracy"], abs=few)
         candidates = {
             name: node["comparison"][name]["accuracy"] for name in ("alone", "together", "mixed")
         }
-        assert (
-            node["accuracy"]
-            == candidates[node["comparison"]["deployed"]]
-            == max(candidates.values())
-        )
+        assert node["accuracy"] == candidates[node["comparison"]["deployed"]]
+        assert node["accuracy"] >= max(candidates.values()) - few
         assert 0 <= node["accuracy_others"] <= 1
         assert 0 < node["accuracy_all"] <= 1
         assert [line["round"] for line in node["history"]] == [1, 2, 3, 4, 5]
