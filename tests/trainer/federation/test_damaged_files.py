@@ -27,6 +27,7 @@ from tests.support.damaged_files import (
 from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, end_all, same
 from trainer import progress
+from trainer.federation.client import training_thread
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
@@ -94,8 +95,8 @@ def _live(
 ) -> None:
     """All in one process, which is killed once every node is held."""
 
-    def hold(step: str) -> None:
-        compute = getattr(Participant, step)
+    def hold(owner: Any, step: str) -> None:
+        compute = getattr(owner, step)
 
         @wraps(compute)
         def held_or_computed(
@@ -107,10 +108,11 @@ def _live(
                 threading.Event().wait()
             return compute(self, state, *arguments, **keywords)
 
-        setattr(Participant, step, held_or_computed)
+        setattr(owner, step, held_or_computed)
 
-    for step in ("contribute", "refine", "conclude"):
-        hold(step)
+    for step in ("contribute", "refine"):
+        hold(Participant, step)
+    hold(training_thread, "conclude")
     parties = Federation(*federation)
     parties.spec, parties.first = spec, first
     coordinator = parties.coordinator()

@@ -23,6 +23,7 @@ from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.discovery import discover
 from trainer.federation.client.plant_images import PlantImages, digest_images
 from trainer.federation.update_codec import decode_contribution, is_coded
+from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 from trainer.training.engine import Stopped
 from trainer.training.participant import Contributed, Participant
@@ -95,7 +96,17 @@ def audit_sent(
             f"{state} holds nothing that a node has sent",
             "name the --state folder of a node that has joined",
         )
-    images = found.load(spec, state, lambda text: report(progress.Note(text=text)))
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+
+    def load(*, hold_out: bool) -> Images:
+        return found.load(
+            spec, state, lambda text: report(progress.Note(text=text)), hold_out=hold_out
+        )
+
+    images = load(hold_out=bool(method.train))
+    if reached.images != digest_images(images.train) and not method.train:
+        # Version 0.1 held images out where nothing is trained, too.
+        images = load(hold_out=True)
     if reached.images != digest_images(images.train):
         raise UsageError(
             f"the node in {state} has trained on other images than those in {found.folder}",
