@@ -119,10 +119,13 @@ def export(
             graph = _try_int8(model, graph, finder, report)
         target = folder / metadata.node
         if isinstance(reason := model.held_out, str):
-            lost = f"will notice neither novelty nor drift: {reason}"
-            if metadata.confidence is None:
-                lost = f"gets no calibration, and {lost}"
-            report(progress.Note(text=f"{metadata.node} {lost}"))
+            node = metadata.node
+            text = (
+                f"{node} gets no calibration, and will notice neither novelty nor drift: {reason}"
+            )
+            if metadata.confidence:
+                text = f"{node} will notice neither novelty nor drift: {reason}"
+            report(progress.Note(text=text))
         manifest = _write_bundle(target, model, graph, signing)
         if metadata.comparison:
             report(progress.Note(text=f"{metadata.node}: {metadata.comparison.describe()}"))
