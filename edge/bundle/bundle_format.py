@@ -126,7 +126,7 @@ class HeldOut(Struct, frozen=True, kw_only=True):
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
-    """How far the model's confidence can be trusted, measured on images it has not seen."""
+    """The calibration of a model's confidence, measured on images it has not seen."""
 
     images: int  # on which it was measured
     groups: int = 0  # of look-alikes among them; 0: unknown, as in bundles of older versions

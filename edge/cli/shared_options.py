@@ -428,7 +428,7 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         )
 
     def chosen_method(self) -> str:
-        """The method that is named; by default one that trains only if training is asked for."""
+        """Return the named method; by default one that trains only if training is asked for."""
         if self.method:
             return self.method
         trains = self.rounds or self.option or self.training or self.head != "trained"
@@ -513,7 +513,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     ] = 0
 
     def chosen_method(self) -> str:
-        """As that of `ModelOptions`; rules and codecs are of training, too."""
+        """Return the method as `ModelOptions` does; rules and codecs ask for training, too."""
         if self.method is None and (self.aggregate or self.codec or self.liars):
             return DEFAULT_METHOD
         return super().chosen_method()

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModelWarning(Struct, frozen=True, kw_only=True):
-    """What somebody should know before relying on a model, with what to do."""
+    """A warning about a model, with what to do."""
 
     id: WarningId  # never changes, for programs and translations
     text: str
@@ -55,8 +55,8 @@ def model_warnings(manifest: Manifest, view: View, prior: Prior) -> tuple[ModelW
     warnings = []
     if not manifest.metrics and not manifest.comparison and not found:
         text = (
-            "nobody has measured this model: its plant had no labelled image, so its accuracy is "
-            "unknown; label images of each class, join again and export again"
+            "nobody has measured this model: its plant had no images that could judge it, so its "
+            "accuracy is unknown; label images of each class, join again and export again"
         )
         warnings.append(ModelWarning(id="not_measured", text=text))
     elif found is None:

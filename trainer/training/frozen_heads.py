@@ -26,7 +26,8 @@ FOLDS_OF_MANY = 5
 
 MANY = 200
 
-# Evidence of an image: predictions of one plant's images are not independent.
+# How much of the difference of the cross-entropies counts: one plant's images resemble each other,
+# and so are less evidence than as many independent ones.
 _TEMPER = 0.5
 _PRIOR = 8.0  # odds of the consensus head before any evidence
 _SNAP = 0.05  # a share below that is not worth a second head
@@ -150,8 +151,8 @@ def fit_mixture(
 ) -> Mixture:
     """Fit the mixture to the images `rows`, by what heads say that have not seen them.
 
-    With few images the evidence is thin, and the share stays near the middle; without any the
-    consensus head is taken.
+    With few images the share stays near that of _PRIOR. Where no image can judge the plant's own
+    head, the consensus head is taken alone.
     """
     together = left_out.together[rows]
     truth = labels[rows]

@@ -1,4 +1,4 @@
-"""What is deployed after a run, and what it is worth on images that it has not seen."""
+"""The end of a run deploys one candidate and measures it on images that it has not seen."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ OTHER = "plant-2"
 
 
 def images(seed: int, count: int = 12, pairs: bool = True) -> LabelledImages:
-    """Of classes 1 and 2 where the seed is odd, of 0 and 1 otherwise.
+    """Draw images of classes 1 and 2 where the seed is odd, of 0 and 1 otherwise.
 
     Every fourth image looks like the second one after it, which has the same class.
     """

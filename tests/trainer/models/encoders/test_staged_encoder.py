@@ -20,7 +20,7 @@ from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays
 
 MIDDLES = [name for name in ENCODERS if LACKS[name]]
-"""Those that hold a part of another network's tensors, and no more."""
+"""The encoders that hold a part of another network's tensors, and no more."""
 
 
 def pictures(size: int, count: int = 2) -> Tensor:
