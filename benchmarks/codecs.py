@@ -63,11 +63,8 @@ def contributions(asked: argparse.Namespace) -> list[tuple[Arrays, Arrays]]:
 def _images(spec: Spec, catalogue: class_folders.Catalogue) -> dict[str, Images]:
     shares = Scheme("disjoint", 5, 5, 0, {"classes_per_node": 3}).shares(catalogue)
     return {
-        share.node: Images(
-            *(
-                class_folders.load(part, spec.classes, spec.preprocessing.size)
-                for part in (share.train, share.test)
-            )
+        share.node: class_folders.load_both(
+            share.train, share.test, spec.classes, spec.preprocessing.size
         )
         for share in shares
     }

@@ -100,7 +100,8 @@ def bare(work: Job, device: str) -> None:
             {key: sum(s[key] for s in states) / len(states) for key in states[0]}
         )
     with torch.no_grad():
-        for _, test in work.images.values():
+        for each in work.images.values():
+            test = each.test
             assert test is not None
             average(
                 TrainingSet.of(test, spec.preprocessing, device).network_input(slice(None))

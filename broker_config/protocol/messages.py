@@ -198,6 +198,9 @@ class Spec(Message, frozen=True, kw_only=True):
     statistics: dict[str, TensorSpec] = {}
     # whether they are a node's part of the first round too, before anybody trains
     statistics_first: bool = False
+    # Whether all later broadcasts hold the totals of the first round: with its encoder, which
+    # nobody has trained so far, they are a model.
+    first_totals: bool = False
     codec: Codec = "none"  # how what has changed since the broadcast is coded, both ways
     encryption: Encryption = "none"  # whether the broker can read what is learnt
     # Nodes without which no sum of masked contributions can be read; 0: contributions are not

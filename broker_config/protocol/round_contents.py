@@ -52,7 +52,8 @@ def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     """What the broadcast that this round starts from holds;
     `spec.rounds` + 1 stands for the run's result.
     """
-    return {**spec.tensors, **spec.statistics} if round_ > spec.rounds else spec.tensors
+    holds_totals = round_ > spec.rounds or (spec.first_totals and round_ > 1)
+    return {**spec.tensors, **spec.statistics} if holds_totals else spec.tensors
 
 
 def basis(spec: Spec, broadcast: str) -> str:

@@ -23,6 +23,38 @@ class Candidate(Struct, frozen=True, kw_only=True):
     gain_high: Difference = 0.0
 
 
+class TrainingGain(Struct, frozen=True, kw_only=True):
+    """What training has added to the model of a federation's first sums,
+    on images that neither has seen.
+    """
+
+    images: Annotated[int, Meta(ge=0)]  # 0: none could be held out
+    first: Share = 0.0  # accuracy of the model of the first sums
+    trained: Share = 0.0
+    low: Difference = 0.0  # 95 % interval of the paired difference
+    high: Difference = 0.0
+    is_shown: bool = False  # whether it is shown: then the trained model is deployed
+
+    def describe(self) -> str:
+        """Whether training paid, as a sentence."""
+        if not self.images:
+            return (
+                "no image could be held out to judge training: the model of the first sums is "
+                "deployed"
+            )
+        change = 100 * (self.trained - self.first)
+        measured = (
+            f"{change:+.0f} points ({100 * self.low:+.0f} to {100 * self.high:+.0f}) on "
+            f"{self.images} held-out images"
+        )
+        if self.is_shown:
+            return f"training added {measured}: the trained model is deployed"
+        return (
+            f"training is not shown to add anything, {measured}: the model of the first sums is "
+            "deployed"
+        )
+
+
 class Comparison(Struct, frozen=True, kw_only=True):
     """What joining was worth to one plant: its candidates on the same images,
     none of which trained them.
@@ -41,6 +73,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     deployed: CandidateName
     # Accuracy among own classes during training, from which to which it fell; None if it has not.
     fall: tuple[Share, Share] | None = None
+    # over the model of the first sums, where the federation has trained after these
+    training: TrainingGain | None = None
 
     @property
     def chosen(self) -> Candidate:

@@ -93,7 +93,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     started, traffic = time.monotonic(), Traffic()
     if cell.pooled:
         sides = (merge([share.train for share in shares]), merge([share.test for share in shares]))
-        one_place = {_ONE_PLACE: Images(*map(labelled.among, sides))}
+        one_place = {_ONE_PLACE: Images(labelled.among(sides[0]), labelled.among(sides[1]))}
         models = dict.fromkeys(
             images,
             simulate(

@@ -38,7 +38,7 @@ from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from research.runner.store import Records
 from trainer.data import class_folders
-from trainer.data.class_folders import Catalogue, Images, LabelledImages
+from trainer.data.class_folders import Catalogue, LabelledImages
 from trainer.data.partition import Scheme, Share
 from trainer.federation.server.aggregation import largest
 from trainer.federation.server.spec import Request, draft
@@ -100,9 +100,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result:
     """Simulate a federation."""
     images = {
-        share.node: Images(
-            *(class_folders.load(part, classes, SIZE) for part in (share.train, share.test))
-        )
+        share.node: class_folders.load_both(share.train, share.test, classes, SIZE)
         for share in shares
     }
     honest, liars = [*images][: -trial.liars], [*images][-trial.liars :]

@@ -23,7 +23,7 @@ import torch
 
 from edge.inference.class_prior import Prior, reweight
 from trainer.data import class_folders
-from trainer.data.class_folders import Catalogue, Images
+from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
@@ -75,10 +75,7 @@ def observe(
         "disjoint", NODES, samples, seed, {"classes_per_node": CLASSES}, pool="tuning"
     ).shares(catalogue)
     classes = catalogue.classes
-    images = {
-        s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test)))
-        for s in shares
-    }
+    images = {s.node: class_folders.load_both(s.train, s.test, classes, SIZE) for s in shares}
     request = Request(
         method=method, model="mobilenet_v2", weights=weights, size=SIZE, rounds=rounds, seed=seed
     )

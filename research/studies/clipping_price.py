@@ -26,7 +26,7 @@ import torch
 from research.runner.statistics import paired_difference
 from research.runner.store import Records
 from trainer.data import class_folders
-from trainer.data.class_folders import Catalogue, Images
+from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme, Share
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
@@ -90,9 +90,7 @@ def run(
     """Accuracy of a federation, %."""
     classes = catalogue.classes
     images = {
-        share.node: Images(
-            *(class_folders.load(part, classes, SIZE) for part in (share.train, share.test))
-        )
+        share.node: class_folders.load_both(share.train, share.test, classes, SIZE)
         for share in deal(catalogue, sharing, seed)
     }
     options = {} if method == "afedcl" else {"epochs": 6}  # as many as AFedCL's two stages

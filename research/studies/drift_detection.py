@@ -29,7 +29,7 @@ from edge.uncertainty import drift, uncertainty_check
 from edge.uncertainty.reference import Reference
 from research.studies.novelty import MOST, NODES, SIZE, Seen, look
 from trainer.data import class_folders, folder_scan
-from trainer.data.class_folders import Catalogue, Images, LabelledImages
+from trainer.data.class_folders import Catalogue, LabelledImages
 from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
@@ -92,10 +92,7 @@ def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
         catalogue
     )
     images = {
-        s.node: Images(
-            *(class_folders.load(part, catalogue.classes, SIZE) for part in (s.train, s.test))
-        )
-        for s in shares
+        s.node: class_folders.load_both(s.train, s.test, catalogue.classes, SIZE) for s in shares
     }
     request = Request(
         "afedcl",

@@ -48,7 +48,7 @@ from broker_config.protocol.messages import Spec
 from edge.uncertainty.reference import LEAST, Reference, disagreement
 from research.runner.store import Records
 from trainer.data import class_folders
-from trainer.data.class_folders import Catalogue, Images, LabelledImages
+from trainer.data.class_folders import Catalogue, LabelledImages
 from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
@@ -153,10 +153,7 @@ def observe(
         trial.partition, NODES, trial.samples, trial.seed, {"classes_per_node": 3}, pool=trial.pool
     ).shares(known)
     classes = known.classes
-    images = {
-        s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test)))
-        for s in shares
-    }
+    images = {s.node: class_folders.load_both(s.train, s.test, classes, SIZE) for s in shares}
     request = Request(
         "afedcl",
         model="mobilenet_v2",

@@ -115,7 +115,7 @@ def deal(catalogue: Catalogue, skew: str, pool: str, seed: int) -> Plants:
                 part._replace(images=np.stack([shoot(image) for image in part.images]))
                 for part in parts
             ]
-        images[share.node] = Images(*parts)
+        images[share.node] = Images(parts[0], parts[1])
     newcomer = images.pop(NEWCOMER)
     arriving = generator(seed, "arriving").choice(np.unique(newcomer.train.labels))
     return Plants(classes, images, newcomer, int(arriving))

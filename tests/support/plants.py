@@ -25,6 +25,7 @@ from tests.support.waiting import PATIENCE, wait_until
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import Images
+from trainer.federation.client.plant_images import suited_hold_out
 from trainer.methods import make
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
@@ -70,7 +71,7 @@ def load_images(spec: Spec, folder: Path) -> Images:
         spec.classes,
         size,
         spec.seed,
-        hold_out=bool(method.train),
+        hold_out=suited_hold_out(spec, method),
     )[0]
 
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,23 @@ class LabelledImages(NamedTuple):
             groups,
         )
 
+    @staticmethod
+    def joined(parts: "Sequence[LabelledImages]") -> "LabelledImages":
+        """The images of all parts, in the order of their digests."""
+        digests = list(chain.from_iterable(part.digests for part in parts))
+        paths = list(chain.from_iterable(part.paths for part in parts))
+        groups = None
+        if all(part.groups is not None for part in parts):
+            groups = np.concatenate([part.groups for part in parts if part.groups is not None])
+        whole = LabelledImages(
+            np.concatenate([part.images for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            tuple(digests),
+            tuple(paths),
+            groups=groups,
+        )
+        return whole.take(np.argsort(digests, kind="stable"))
+
     @property
     def sets(self) -> list[list[int]]:
         """The positions of each group's images, groups in order of their first one."""
@@ -79,6 +96,15 @@ class Images(NamedTuple):
 
     train: LabelledImages
     test: LabelledImages | None
+    # Whether the held-out ones are of the same folder, and would train if nothing had to be judged.
+    were_split: bool = False
+
+    @property
+    def whole(self) -> "Images":
+        """The same, with the images that were split off among those for training."""
+        if self.test is None or not self.were_split:
+            return self
+        return Images(LabelledImages.joined([self.train, self.test]), None)
 
     @staticmethod
     def none(size: int) -> "Images":
@@ -168,19 +194,58 @@ def load(
     )
 
 
+def load_both(train: Catalogue, test: Catalogue, classes: Sequence[str], size: int) -> Images:
+    """Load training and held-out images as `load` does."""
+    return Images(load(train, classes, size), load(test, classes, size))
+
+
+HoldOut = Literal["nothing", "what can be spared", "every class"]
+"""Which images are held out where a plant brings no folder of such images.
+
+Where these must give the accuracy, some of `every class`, or nothing if there are too few. Where
+they only tell whether training pays, `what can be spared`.
+"""
+
+
 def split_holdout(
-    images: LabelledImages, share: float, seed: int
-) -> tuple[LabelledImages, LabelledImages] | None:
-    """Training and held-out images, a `share` of each class but at least one,
-    by whole groups; None if too few.
+    images: LabelledImages, share: float, seed: int, wanted_of: HoldOut = "every class"
+) -> Images:
+    """Return the images with a `share` of each class held out, by whole groups.
+
+    Of `every class` that is one group at least, or nothing is held out. Of what can be spared, it
+    is a share of the groups, rounded down.
     """
+    if wanted_of == "nothing":
+        return Images(images, None)
+    chosen = (_spare if wanted_of == "what can be spared" else _choose_of_each)(images, share, seed)
+    if not chosen:
+        return Images(images, None)
+    test = np.flatnonzero(np.isin(_group_of(images), chosen))
+    train = np.setdiff1d(np.arange(len(images.labels)), test)
+    return Images(images.take(train), images.take(test), were_split=True)
+
+
+def _spare(images: LabelledImages, share: float, seed: int) -> list[int]:
+    """Choose a share of each class's groups, rounded down."""
+    labels = images.labels
+    group_of = _group_of(images)
+    chosen: dict[int, None] = {}
+    for order in _shuffle_classes(images, seed):
+        drawn = dict.fromkeys(group_of[order].tolist())
+        chosen |= dict.fromkeys(list(drawn)[: int(share * len(drawn))])
+    kept = np.unique(labels[~np.isin(group_of, list(chosen))])
+    return list(chosen) if len(kept) == len(np.unique(labels)) else []
+
+
+def _choose_of_each(images: LabelledImages, share: float, seed: int) -> list[int]:
+    """Choose groups so that a share of each class is held out; none if that cannot be."""
     labels = images.labels
     groups = images.sets
     group_of = _group_of(images)
     # groups to train with
     left = Counter(chain.from_iterable({*labels[positions].tolist()} for positions in groups))
     if not rules.has_enough_to_hold_out(left):
-        return None
+        return []
     counts = Counter(labels.tolist())
     held = Counter[int]()
     out = np.zeros(len(groups), bool)
@@ -202,9 +267,8 @@ def split_holdout(
         if not held[label] and possible:  # even the smallest is more than the share
             hold_out(min(possible, key=lambda group: sizes[group][label]))
     if any(not held[label] for label in counts):
-        return None
-    test = np.flatnonzero(out[group_of])
-    return images.take(np.setdiff1d(np.arange(len(labels)), test)), images.take(test)
+        return []
+    return np.flatnonzero(out).tolist()
 
 
 def _leaves_some(sizes: Counter[int], left: Counter[int]) -> bool:

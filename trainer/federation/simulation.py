@@ -44,6 +44,7 @@ from trainer.training import batched_engine, personal_model
 from trainer.training.alone import TrainedAlone, trains_alone
 from trainer.training.conclusion import conclude
 from trainer.training.engine import DivergedError
+from trainer.training.first_sums import take_first
 from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import EVALUATE_EVERY, Contributed, Participant
 from trainer.training.personal_model import PersonalModel
@@ -153,6 +154,7 @@ def simulate(
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
     trained_on: dict[str, tuple[int, Arrays]] = {}  # each node's newest round and its broadcast
     first_received: dict[str, Arrays] = {}  # each node's first broadcast
+    first_sums: dict[str, Arrays] = {}
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
     report(
@@ -169,7 +171,7 @@ def simulate(
     rounds = progress.RoundReporter(report, lambda: (up, down))
     notice = MethodNotice(method, report)
     for round_ in range(1, spec.rounds + 1):
-        received = broadcast
+        received = select(broadcast, spec.tensors)
         sample = 0 if is_statistics_round(spec, round_) else spec.sample
         drawn = sample_participants(participants, sample, spec.seed, round_)
         groups = (
@@ -199,8 +201,11 @@ def simulate(
                     report(progress.Measured(node=name, round=round_, metrics=measured))
                 report(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast, blob = encode_broadcast(
-            spec, round_, contributions.aggregate(received), received
+            spec, round_, contributions.aggregate(broadcast), broadcast
         )
+        if spec.first_totals and round_ == 1:
+            for name, each in participants.items():
+                first_sums[name] = take_first(each, states[name], broadcast, counted=True)
         closed(round_, broadcast)
         took_part = sorted(drawn or participants)
         rounds.close(took_part, limited=contributions.limited)
@@ -224,6 +229,7 @@ def simulate(
             histories[name],
             alone.get(name),
             held_out,
+            first=first_sums.get(name) if compare else None,
         )
         models[name] = concluded.on_cpu()
         report(progress.Activity(node=name, round=spec.rounds, what="waiting"))
@@ -353,11 +359,8 @@ def simulate_folder(
     shares = scheme.shares(*sources, groups=groups)
     images = {}
     for share in shares:
-        images[share.node] = Images(
-            *(
-                class_folders.load(part, spec.classes, spec.preprocessing.size)
-                for part in (share.train, share.test)
-            )
+        images[share.node] = class_folders.load_both(
+            share.train, share.test, spec.classes, spec.preprocessing.size
         )
     started = time.monotonic()
     if len(drafts) > 1:

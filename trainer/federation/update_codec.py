@@ -242,7 +242,7 @@ def _restore(name: str, spec: TensorSpec, parts: Arrays, held: Arrays) -> np.nda
         if held or spec.dtype != "float32" or f"update.{name}" not in parts:
             raise DecodeError(f"tensor {name!r} is missing")
         restored = _take(parts, f"update.{name}", "float16", spec.shape).astype(np.float32)
-    elif f"update.{name}" in parts:
+    elif f"update.{name}" in parts and spec.dtype == "float32":
         restored = np.asarray(before + _dequantise(name, spec.shape, parts))
         if name.endswith("running_var"):
             np.maximum(restored, 0, out=restored)  # updates are rounded, variances not negative

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from edge.bundle.comparison import CandidateName, Comparison
+from edge.bundle.comparison import CandidateName, Comparison, TrainingGain
 from edge.inference import native_memory
 from edge.inference.class_prior import Prior
 from edge.uncertainty.performance import unseen_performance, wilson_interval
@@ -41,7 +41,9 @@ from trainer.training.evaluation import (
     predict_among,
     predict_in_service,
 )
+from trainer.training.first_sums import first_node, measure_gain
 from trainer.training.frozen_heads import Together
+from trainer.training.participant import State
 from trainer.training.personal_model import (
     HeldOutPrediction,
     ModelMetadata,
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from broker_config.protocol.messages import Spec
     from edge.bundle.bundle_format import Confidence
     from trainer.methods.base import Metrics
-    from trainer.training.participant import Participant, State
+    from trainer.training.participant import Participant
 
 # of cross-validation
 _FOLDS = 5
@@ -88,6 +90,7 @@ def conclude(
     everyone: LabelledImages | None = None,
     *,
     counted: bool = True,
+    first: Arrays | None = None,
 ) -> PersonalModel:
     """Return the personal model after the last round, with what it is worth.
 
@@ -109,10 +112,63 @@ def conclude(
         alone: what the node has trained without others, if the method is not that itself.
         everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then theirs.
         counted: whether the totals in `final` hold the node's sums, if there are any.
+        first: of a federation that began with sums, what `take_first` has taken of them.
 
     Raises:
         EdgeNodeError: no nodes can have such totals.
     """
+    if first is None:
+        ended = _end(node, state, broadcast, final, alone, counted=counted)
+        return _describe(node, ended, round_, history, everyone)
+    begun_by = first_node(node)
+    begun = _end(begun_by, State({}, {}), first, first, None, counted=False)
+    gain = TrainingGain(images=0)
+    if node.images.test is not None and begun.judged is not None:
+        ended = _end(node, state, broadcast, final, alone, counted=counted)
+        assert ended.judged is not None
+        before = begun.judged
+        gain = measure_gain(
+            node.own,
+            node.images.test,
+            (before.images, before.logits[before.deployed]),
+            ended.judged.logits[ended.judged.deployed],
+        )
+        if gain.is_shown:
+            return _describe(node, ended, round_, history, everyone, gain)
+    return _describe(begun_by, begun, round_, history, everyone, gain)
+
+
+def conclude_first(node: Participant, first: Arrays) -> PersonalModel:
+    """Return the model of the first sums, before anybody has trained.
+
+    Args:
+        node: the participant.
+        first: what `take_first` has taken.
+
+    Raises:
+        EdgeNodeError: no nodes can have such totals.
+    """
+    return conclude(first_node(node), State({}, {}), 1, first, first, (), None, counted=False)
+
+
+class _Ended(NamedTuple):
+    """What a node has at the end of a run."""
+
+    personal: Tensors
+    judged: Judged | None  # None without images
+    shared: Tensors
+
+
+def _end(
+    node: Participant,
+    state: State,
+    broadcast: Arrays,
+    final: Arrays,
+    alone: TrainedAlone | None,
+    *,
+    counted: bool,
+) -> _Ended:
+    """Make the personal model, and judge it."""
     spec = node.spec
     if spec.statistics:
         others = node.without_own(state, final, counted=counted)
@@ -120,32 +176,43 @@ def conclude(
             state = node.with_statistics(state, final)
         final = others
     shared = to_tensors(select(final, ("encoder", PREFIX))) if spec.statistics else {}
-    train = node.images.train
-    training = _training_images(train, spec.classes)
-    trained = dict(sorted(Counter(image.label for image in training).items()))
-    judged = None
-    if not len(train.labels):
-        personal = node.deploy_last(state, broadcast, final)
-    elif node.is_frozen:
+    if not len(node.images.train.labels):
+        return _Ended(node.deploy_last(state, broadcast, final), None, shared)
+    if node.is_frozen:
         judged = _judge_frozen(node, state, final)
-        personal = judged.personal
     else:
         judged = _judge_trained(node, state, broadcast, final, alone)
-        personal = judged.personal
     native_memory.trim_heap()  # what a head's matrices took
+    return _Ended(judged.personal, judged, shared)
+
+
+def _describe(
+    node: Participant,
+    ended: _Ended,
+    round_: int,
+    history: tuple[Metrics, ...],
+    everyone: LabelledImages | None,
+    gain: TrainingGain | None = None,
+) -> PersonalModel:
+    """Return the personal model with its figures."""
+    spec = node.spec
+    training = _training_images(node.images.train, spec.classes)
+    trained = dict(sorted(Counter(image.label for image in training).items()))
     metrics: Metrics = {}
     comparison = None
     confidence = None
     predictions: tuple[HeldOutPrediction, ...] = ()
-    if judged is not None:
-        metrics, confidence, predictions = _measure(node, judged, tuple(trained))
-        comparison = _compare(node, judged, history, metrics)
+    if ended.judged is not None:
+        metrics, confidence, predictions = _measure(node, ended.judged, tuple(trained))
+        comparison = _compare(node, ended.judged, history, metrics)
+        if comparison is not None:
+            comparison = msgspec.structs.replace(comparison, training=gain)
         if metrics and everyone is not None:
-            metrics |= _judge_on_all(node, personal, everyone)
+            metrics |= _judge_on_all(node, ended.personal, everyone)
     metadata = ModelMetadata.from_spec(
         spec, node.node, round_, trained, metrics, history, comparison, node.epsilon, confidence
     )
-    return PersonalModel(metadata, personal, predictions, training, shared)
+    return PersonalModel(metadata, ended.personal, predictions, training, ended.shared)
 
 
 # Frozen encoders

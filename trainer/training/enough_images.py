@@ -74,7 +74,7 @@ def trace_folder(
     classes = sorted(set(chain.from_iterable(each.classes for each in catalogues)))
     train, *tests = catalogues
     test_or_none = tests[0] if tests else None
-    given = load_checked(train, test_or_none, classes, size, 0, keys, hold_out=False)[0]
+    given = load_checked(train, test_or_none, classes, size, 0, keys, hold_out="nothing")[0]
     images = _limit(given.train, _MOST)
     held_out = _limit(given.test, _MOST) if given.test else None
     tensors = to_tensors(initial_encoder(_MODEL, choose_weights(_MODEL), seed=0), "cpu")

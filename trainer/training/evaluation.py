@@ -110,9 +110,14 @@ def predict_in_service(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
 
     All classes are candidates, but those that the plant has not taught at less weight.
     """
+    return np.asarray(service_logits(logits, own).argmax(1))
+
+
+def service_logits(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
+    """The logits [n, classes] with what a line knows beforehand of each class."""
     weights = np.full(logits.shape[1], UNTAUGHT)
     weights[own] = 1
-    return np.asarray((logits + np.log(weights)).argmax(1))
+    return np.asarray(logits + np.log(weights))
 
 
 def compare(
@@ -137,16 +142,16 @@ def compare(
         independent: groups of look-alikes for each image.
     """
     right = {name: predict_in_service(each, own) == labels for name, each in logits.items()}
-    candidates = {
-        name: _candidate(each, right["alone"], independent) for name, each in right.items()
-    }
+    alone = right["alone"]
     return Comparison(
         images=len(labels),
         cross_validated=cross_validated,
         guessing=float(np.bincount(labels).max() / len(labels)),
         deployed=deployed,
         fall=_fall(history, accuracy(predict_among(logits["together"], own), labels), len(labels)),
-        **candidates,
+        alone=_candidate(alone, alone, independent),
+        together=_candidate(right["together"], alone, independent),
+        mixed=_candidate(right["mixed"], alone, independent),
     )
 
 

@@ -178,7 +178,8 @@ def save(personal: PersonalModel, folder: Path) -> None:
     tensors = {name: value.contiguous() for name, value in personal.tensors.items()}
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / checksums.SUMS).unlink(missing_ok=True)  # of an earlier model
+        for name in (METADATA, checksums.SUMS):  # of an earlier model: never half of each
+            (folder / name).unlink(missing_ok=True)
         disk.replace(folder / _TENSORS, partial(save_file, tensors))
         if personal.shared:
             own = {
@@ -324,8 +325,11 @@ def format_outcome(metadata: ModelMetadata) -> list[str]:
         f"{metrics['accuracy_high']:.0%}, 95 % interval) on {images}, as a line judges; "
         f"{metrics['accuracy_all']:.1%} if all {len(metadata.classes)} classes count alike"
     )
-    comparison_texts = [comparison.describe(), *comparison.warnings()] if comparison else []
-    return [accuracy, *spent, *comparison_texts]
+    compared: list[str] = []
+    if comparison:
+        gain = [comparison.training.describe()] if comparison.training else []
+        compared = [comparison.describe(), *gain, *comparison.warnings()]
+    return [accuracy, *spent, *compared]
 
 
 def format_spent(spent: PrivacySpent) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Spec
 from trainer.data.checks.image_checks import load_checked
-from trainer.data.class_folders import Images, LabelledImages, make_catalogue
+from trainer.data.class_folders import HoldOut, Images, LabelledImages, make_catalogue
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder
 from trainer.data.image_groups import read_keys
@@ -185,7 +185,7 @@ def _read_images(
     again = held_out is None and any(entry.digest in tested for entry in train.entries)
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     # As when joining: where nothing is trained, each image is left out in its turn.
-    anew = bool(method.train) and not again
+    anew: HoldOut = "every class" if method.train and not again else "nothing"
     images = load_checked(train, held_out, spec.classes, size, seed, keys, hold_out=anew, least=1)[
         0
     ]

@@ -259,11 +259,17 @@ def test_taking_positions_keeps_images_labels_digests_and_names_together(tmp_pat
 # What is held out
 
 
+def split(
+    images: LabelledImages, share: float = 0.2, seed: int = 1
+) -> tuple[LabelledImages, LabelledImages]:
+    found = class_folders.split_holdout(images, share, seed)
+    assert found.test is not None
+    return found.train, found.test
+
+
 def test_a_share_of_every_class_is_held_out_and_nothing_is_lost_or_on_both_sides() -> None:
     images = labelled(10, 20, 5)
-    split = class_folders.split_holdout(images, 0.2, seed=1)
-    assert split is not None
-    train, test = split
+    train, test = split(images, seed=1)
     assert np.bincount(test.labels).tolist() == [2, 4, 1]
     assert sorted(train.digests + test.digests) == list(images.digests)
     assert list(train.digests) == sorted(train.digests)
@@ -271,20 +277,35 @@ def test_a_share_of_every_class_is_held_out_and_nothing_is_lost_or_on_both_sides
 
 
 def test_at_least_one_image_of_each_class_is_held_out() -> None:
-    split = class_folders.split_holdout(labelled(50, 5), 0.01, seed=1)
-    assert split is not None
-    assert np.bincount(split[1].labels).tolist() == [1, 1]
+    _, test = split(labelled(50, 5), share=0.01)
+    assert np.bincount(test.labels).tolist() == [1, 1]
 
 
 def test_the_seed_decides_what_is_held_out() -> None:
-    splits = [class_folders.split_holdout(labelled(20, 20), 0.2, seed) for seed in (1, 1, 2)]
-    held_out = [split[1].digests for split in splits if split]
+    held_out = [split(labelled(20, 20), seed=seed)[1].digests for seed in (1, 1, 2)]
     assert held_out[0] == held_out[1] != held_out[2]
 
 
 @pytest.mark.parametrize("counts", [(9, 10), (30, 4)], ids=["19 images", "4 of a class"])
 def test_nothing_is_held_out_of_too_few_images(counts: tuple[int, ...]) -> None:
-    assert class_folders.split_holdout(labelled(*counts), 0.2, seed=1) is None
+    assert class_folders.split_holdout(labelled(*counts), 0.2, seed=1).test is None
+
+
+def test_what_can_be_spared_grows_by_one_group_in_five_of_a_class() -> None:
+    for count in range(2, 40):
+        images = class_folders.split_holdout(labelled(count, 4), 0.2, 1, "what can be spared")
+        held_out = [] if images.test is None else images.test.labels.tolist()
+        assert held_out == [0] * (count // 5), count
+        assert images.were_split == bool(held_out)
+
+
+def test_images_that_were_split_are_whole_again() -> None:
+    images = labelled(10, 20, 5)
+    for wanted in ("nothing", "what can be spared", "every class"):
+        again = class_folders.split_holdout(images, 0.2, 1, wanted).whole
+        assert again.test is None
+        assert again.train.digests == images.digests
+        assert np.array_equal(again.train.labels, images.labels)
 
 
 def test_every_image_is_in_one_fold_and_every_fold_has_its_share_of_each_class() -> None:
@@ -325,10 +346,10 @@ def test_a_group_is_held_out_whole_or_not_at_all_and_every_class_is_on_both_side
     pairs: list[tuple[int, int]], seed: int
 ) -> None:
     images = with_groups(pairs)
-    split = class_folders.split_holdout(images, 0.2, seed)
+    found = class_folders.split_holdout(images, 0.2, seed)
     classes = groups_of_classes(images)
     assert (
-        split is not None
+        found.test is not None
         or min(map(len, classes.values())) < 5
         or sum(map(len, classes.values())) < 20
         or (
@@ -336,14 +357,12 @@ def test_a_group_is_held_out_whole_or_not_at_all_and_every_class_is_on_both_side
             len(set().union(*classes.values())) < sum(map(len, classes.values()))
         )
     )
-    if split:
-        train, test = map(groups_of_classes, split)
+    if found.test is not None:
+        train, test = map(groups_of_classes, (found.train, found.test))
         assert not set().union(*train.values()) & set().union(*test.values())
         assert train.keys() == test.keys() == classes.keys()
-        assert sorted(split[0].digests + split[1].digests) == sorted(images.digests)
-        again = class_folders.split_holdout(images, 0.2, seed)
-        assert again is not None
-        assert again[1].digests == split[1].digests
+        assert sorted(found.train.digests + found.test.digests) == sorted(images.digests)
+        assert split(images, seed=seed)[1].digests == found.test.digests
 
 
 def test_about_a_fifth_is_held_out_of_groups_of_unequal_sizes() -> None:
@@ -353,24 +372,28 @@ def test_about_a_fifth_is_held_out_of_groups_of_unequal_sizes() -> None:
         for group in range(20)
         for _ in range(1 + group % 4)
     ]
-    split = class_folders.split_holdout(with_groups(pairs), 0.2, seed=0)
-    assert split is not None
-    assert np.bincount(split[1].labels).tolist() == [10, 10]
+    _, test = split(with_groups(pairs), seed=0)
+    assert np.bincount(test.labels).tolist() == [10, 10]
 
 
-def test_many_pictures_of_few_spots_are_too_few_to_hold_any_out() -> None:
-    assert (
-        class_folders.split_holdout(
-            with_groups([(n // 90, n // 10) for n in range(180)]), 0.2, seed=0
-        )
-        is None
-    )
-    assert (
-        class_folders.split_holdout(
-            with_groups([(n // 90, n // 5) for n in range(180)]), 0.2, seed=0
-        )
-        is not None
-    )
+@pytest.mark.parametrize(("pictures", "is_enough"), [(10, False), (5, True)])
+def test_many_pictures_of_few_spots_are_too_few_to_hold_any_out(
+    pictures: int, is_enough: bool
+) -> None:
+    images = with_groups([(n // 90, n // pictures) for n in range(180)])
+    assert (class_folders.split_holdout(images, 0.2, seed=0).test is not None) == is_enough
+
+
+@given(grouped, st.integers(0, 3))
+def test_what_is_spared_is_of_whole_groups_and_every_class_keeps_some(
+    pairs: list[tuple[int, int]], seed: int
+) -> None:
+    images = with_groups(pairs)
+    found = class_folders.split_holdout(images, 0.2, seed, "what can be spared")
+    if found.test is not None:
+        train, test = map(groups_of_classes, (found.train, found.test))
+        assert not set().union(*train.values()) & set().union(*test.values())
+        assert train.keys() == groups_of_classes(images).keys()
 
 
 @given(grouped, st.integers(1, 6))
@@ -397,9 +420,8 @@ def test_images_without_look_alikes_are_split_as_ever() -> None:
     for seed in range(5):
         alone, groups = images, images._replace(groups=random.permutation(len(labels)))
         for each in (alone, groups):
-            split = class_folders.split_holdout(each, 0.2, seed)
-            assert split is not None
-            splits.append([[int(digest, 16) for digest in side.digests] for side in split])
+            sides = split(each, seed=seed)
+            splits.append([[int(digest, 16) for digest in side.digests] for side in sides])
             splits.append([fold.tolist() for fold in class_folders.split_folds(each, 5, seed)])
         assert splits[-4:-2] == splits[-2:]
     digest = hashlib.sha256(json.dumps(splits[0::4] + splits[1::4]).encode()).hexdigest()

@@ -175,7 +175,8 @@ def test_a_process_that_was_killed_before_it_had_contributed_makes_the_same_byte
                 digest=digest,
                 size=size,
                 chunk_size=1024,
-            )
+            ),
+            counted=False,
         )
         made = inbox.get(timeout=60)
         assert isinstance(made, Contributed), made

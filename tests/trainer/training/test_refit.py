@@ -50,7 +50,12 @@ def federated(
     images = {}
     for name, folder in plants.items():
         images[name] = load_checked(
-            class_folders.scan(folder), None, spec.classes, size, spec.seed, hold_out=hold_out
+            class_folders.scan(folder),
+            None,
+            spec.classes,
+            size,
+            spec.seed,
+            hold_out="every class" if hold_out else "nothing",
         )[0]
     return simulate(spec, broadcast, images).models[PLANT]
 

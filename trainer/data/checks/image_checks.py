@@ -13,7 +13,7 @@ from trainer.data import class_folders
 from trainer.data.checks import rules
 from trainer.data.checks.findings import SEVERITIES, Finding, raise_errors
 from trainer.data.checks.image_facts import ImageFacts, measure_image
-from trainer.data.class_folders import Catalogue, Images, LabelledImages
+from trainer.data.class_folders import Catalogue, HoldOut, Images, LabelledImages
 from trainer.data.class_names import check_class_folders, check_own_aliases
 from trainer.data.folder_scan import Entry, decode_entries, scan_folder
 from trainer.data.image_groups import group_images, read_keys
@@ -115,14 +115,13 @@ def load_checked(
     seed: int,
     keys: Mapping[Path, str] = {},
     *,
-    hold_out: bool = True,
+    hold_out: HoldOut = "every class",
     least: int = rules.MIN_TO_TRAIN,
 ) -> tuple[Images, list[Finding]]:
     """A plant's images for a federation, with what is worth a warning.
 
-    Without a `test` catalogue a share is held out, if that is wanted and there are enough images;
-    look-alikes, and images of one of the `keys` (`read_keys`), stay together. Fewer images than
-    `least` are an error.
+    Without a `test` catalogue a share is held out, as `hold_out` says; look-alikes, and images of
+    one of the `keys` (`read_keys`), stay together. Fewer images than `least` are an error.
 
     Raises:
         UsageError: what is wrong with the images, and what to do.
@@ -149,8 +148,7 @@ def load_checked(
     if held_out is not None:
         held_out = held_out._replace(groups=groups.numbers[len(images.labels) :])
         return Images(images, held_out), findings
-    split = class_folders.split_holdout(images, HELD_OUT_SHARE, seed) if hold_out else None
-    return Images(*(split or (images, None))), findings
+    return class_folders.split_holdout(images, HELD_OUT_SHARE, seed, hold_out), findings
 
 
 def image_options(test: Path | None, group: str | None, aliases: Mapping[str, str]) -> list[str]:

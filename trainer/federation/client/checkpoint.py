@@ -8,16 +8,19 @@ one of them where a file of the newest is damaged, and where its coordinator has
 import contextlib
 import secrets
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
+from safetensors.numpy import load, save_file
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
 from broker_config.protocol.messages import Digest, Manifest, Spec
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import checksums, disk
 from trainer.federation.masking.member_state import Record as MaskRecord
+from trainer.models.named_tensors import Arrays
 
 T = TypeVar("T")
 KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
@@ -25,6 +28,8 @@ KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in 
 _IDENTITIES = ("identity.json", "identity-copy.json")
 _PROGRESS = "progress.json"
 _ALONE = "alone.json"
+_FIRST = "first-sums.safetensors"
+_FIRST_RECORD = "first-sums.json"
 _SPEC = "spec.json"
 ALIASES = "aliases.json"
 _MASKS = "masks.json"
@@ -244,6 +249,33 @@ def _remove(folder: Path, files: str, keep: Collection[str]) -> None:
     for path in folder.glob(files):
         if path.name not in keep:
             path.unlink()
+
+
+class FirstRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model of the first sums is made of is on disk."""
+
+    run: str
+    digest: Digest
+
+
+def save_first(folder: Path, run: str, first: Arrays) -> None:
+    """Write down what the model of a run's first sums is made of, as `take_first` gives it."""
+    with disk.writing(folder):
+        disk.replace(folder / _FIRST, partial(save_file, first))
+    digest = checksums.digest_of(folder / _FIRST)
+    _write(folder / _FIRST_RECORD, FirstRecord(run=run, digest=digest))
+
+
+def load_first(folder: Path, run: str) -> Arrays | None:
+    """What `save_first` has written in this run; None if nothing, or if it is damaged."""
+    try:
+        record = _read(folder / _FIRST_RECORD, FirstRecord)
+    except EdgeNodeError:
+        return None
+    if record is None or record.run != run:
+        return None
+    content = checksums.read_unchanged(folder / _FIRST, record.digest)
+    return None if content is None else dict(load(content))
 
 
 def load_alone(folder: Path, run: str) -> AloneProgress | None:

@@ -17,11 +17,11 @@ from trainer.audit.audit import Audited, attack, audit, describe_mode, find_mode
 from trainer.audit.contributions import audited_rounds, observe_round
 from trainer.audit.exposure import MEANINGS, What
 from trainer.audit.parts import split
-from trainer.data.class_folders import Images
+from trainer.data.class_folders import HoldOut, Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.discovery import discover
-from trainer.federation.client.plant_images import PlantImages, digest_images
+from trainer.federation.client.plant_images import PlantImages, digest_images, suited_hold_out
 from trainer.federation.update_codec import decode_contribution, is_coded
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
@@ -64,7 +64,7 @@ def audit_federation(
     federated = discover(endpoint, federation, _WAIT, notify, stop, nowhere)
     if federated is None:
         return None
-    images = found.load(federated.spec, nowhere, notify, hold_out=False)
+    images = found.load(federated.spec, nowhere, notify, hold_out="nothing")
     try:
         return audit(federated.spec, images, report, _SEED, stop=stop)
     except Stopped:
@@ -98,15 +98,15 @@ def audit_sent(
         )
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
 
-    def load(*, hold_out: bool) -> Images:
+    def load(hold_out: HoldOut) -> Images:
         return found.load(
             spec, state, lambda text: report(progress.Note(text=text)), hold_out=hold_out
         )
 
-    images = load(hold_out=bool(method.train))
+    images = load(suited_hold_out(spec, method))
     if reached.images != digest_images(images.train) and not method.train:
         # Version 0.1 held images out where nothing is trained, too.
-        images = load(hold_out=True)
+        images = load("every class")
     if reached.images != digest_images(images.train):
         raise UsageError(
             f"the node in {state} has trained on other images than those in {found.folder}",

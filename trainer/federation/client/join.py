@@ -28,7 +28,7 @@ from trainer.federation.client.demands import (
     check_spec,
 )
 from trainer.federation.client.discovery import discover
-from trainer.federation.client.plant_images import PlantImages, digest_images
+from trainer.federation.client.plant_images import PlantImages, digest_images, suited_hold_out
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
 from trainer.privacy.plan import describe
@@ -121,8 +121,7 @@ def join(
             notify,
             like=like,
             confirm=confirm,
-            # Where nothing is trained, each image is left out in its turn.
-            hold_out=bool(method.train),
+            hold_out=suited_hold_out(spec, method),
             least=least,
         )
     if not federated.finished:

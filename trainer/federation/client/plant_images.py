@@ -15,17 +15,29 @@ from trainer.data import class_folders
 from trainer.data.checks import rules
 from trainer.data.checks.findings import raise_errors
 from trainer.data.checks.image_checks import format_brief, image_options, load_checked
-from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.class_folders import HoldOut, Images, LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import FolderScan, scan_folder
 from trainer.data.image_groups import read_keys
 from trainer.federation.client.class_aliases import assign_classes
+from trainer.methods.base import Method
 
 
 def digest_images(images: LabelledImages) -> str:
     """A digest of which images there are, and of their labels; in whatever order."""
     listed = sorted(zip(images.digests, images.labels.tolist(), strict=True))
     return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
+
+
+def suited_hold_out(spec: Spec, method: Method) -> HoldOut:
+    """What a node of this federation holds out, where its plant brings no held-out images.
+
+    Heads of a frozen encoder are judged by leaving out each image in its turn, those of the first
+    sums as well.
+    """
+    if not method.train:
+        return "nothing"
+    return "what can be spared" if spec.first_totals else "every class"
 
 
 class PlantImages(NamedTuple):
@@ -65,7 +77,7 @@ class PlantImages(NamedTuple):
         *,
         like: Path | None = None,
         confirm: Callable[[str], bool] | None = None,
-        hold_out: bool = True,
+        hold_out: HoldOut,
         least: int = rules.MIN_TO_TRAIN,
     ) -> Images:
         """Read and check them, as a federation's classes.
@@ -76,7 +88,7 @@ class PlantImages(NamedTuple):
             notify: is told what is worth a warning.
             like: a bundle of an earlier model, by which images may look like a class.
             confirm: asks a person a question; None where there is nobody to ask.
-            hold_out: whether a share is held out where there is no `test` folder.
+            hold_out: what is held out where there is no `test` folder.
             least: images that there must be.
 
         Raises:

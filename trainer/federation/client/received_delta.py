@@ -4,9 +4,10 @@ import hashlib
 
 from broker_config.protocol.codec import DecodeError, encode_tensors, read_tensors
 from broker_config.protocol.messages import Delta, Manifest, Spec
-from broker_config.protocol.round_contents import NO_BASE
+from broker_config.protocol.round_contents import NO_BASE, broadcast_tensors
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.update_codec import decode_broadcast
+from trainer.models.named_tensors import Arrays
 
 
 def apply_delta(
@@ -19,12 +20,12 @@ def apply_delta(
     """
     try:
         coded = store.path(delta.blob.digest).read_bytes()
-        before = (
-            {}
-            if delta.base == NO_BASE
-            else dict(read_tensors(store.path(delta.base), spec.tensors))
-        )
-        made = encode_tensors(decode_broadcast(spec, broadcast.round + final, coded, before))
+        round_ = broadcast.round + final
+        before: Arrays = {}
+        if delta.base != NO_BASE:
+            expected = broadcast_tensors(spec, round_ - 1)
+            before = dict(read_tensors(store.path(delta.base), expected))
+        made = encode_tensors(decode_broadcast(spec, round_, coded, before))
     # damaged, or removed meanwhile: the broadcast is fetched in full
     except (DecodeError, FileNotFoundError):
         return False

@@ -41,6 +41,7 @@ from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.masked_contributions import MaskedContributions
 from trainer.federation.client.session_events import (
     Answer,
+    Begun,
     Contributed,
     Deployed,
     Effect,
@@ -227,7 +228,9 @@ class _Node:
                 self._connection.observe(arrived)
                 if isinstance(arrived, Connected):
                     self._advance(session_events.Connected())
-            case Contributed() | Refined() | Deployed() | Fetched() | FetchFailed() | Damaged():
+            case Contributed() | Refined() | Begun() | Deployed():
+                self._advance(arrived)
+            case Fetched() | FetchFailed() | Damaged():
                 self._advance(arrived)
 
     def _receive(self, delivery: Delivery) -> None:
@@ -299,8 +302,8 @@ class _Node:
                 self._transfer.withdraw(digest)
             case session_events.Purge(kept):
                 self._worker.store.purge(kept)
-            case session_events.Train(broadcast):
-                self._worker.train(broadcast)
+            case session_events.Train(broadcast, counted):
+                self._worker.train(broadcast, counted=counted)
             case session_events.Deploy(final, counted):
                 self._worker.deploy(final, counted=counted)
             case _:

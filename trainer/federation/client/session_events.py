@@ -66,6 +66,13 @@ class Deployed(NamedTuple):
     metrics: Mapping[str, float]  # what the coordinator is told of it
 
 
+class Begun(NamedTuple):
+    """The model of the first sums is on disk; training goes on."""
+
+    path: Path
+    lines: Sequence[str]  # what is to be said of it
+
+
 class Failed(NamedTuple):
     """What was to be trained, or deployed, has raised."""
 
@@ -124,6 +131,7 @@ Event = (
     | Received
     | Contributed
     | Refined
+    | Begun
     | Deployed
     | Fetched
     | FetchFailed
@@ -246,6 +254,7 @@ class Train(NamedTuple):
     """
 
     broadcast: Manifest
+    counted: bool  # whether the round before holds this node's part
 
 
 class GoBack(NamedTuple):

@@ -41,6 +41,7 @@ from trainer.federation.client.session_events import (
     Applied,
     Apply,
     Begin,
+    Begun,
     Cancel,
     CanMask,
     CheckRun,
@@ -208,6 +209,9 @@ def advance(state: Session, event: Event) -> Step:
         case Deployed(path, lines, metrics):
             told = (TellOutcome(metrics),) if metrics else ()
             return state._replace(result=path), (*told, *map(_note, lines))
+        case Begun(path, lines):
+            ready = f"a model is ready in {path}, and can be exported and served; training goes on"
+            return state, tuple(map(_note, (ready, *lines)))
         case Fetched() | FetchFailed() | Damaged():
             return _handle_blob(state, event)
         case Started(damaged):
@@ -504,7 +508,8 @@ def _train(state: Session, broadcast: Manifest) -> Step:
     is_resumed = state.progress is not None and state.progress.round == broadcast.round
     activity: Activity = "refining" if is_resumed else "training"
     begun = Begin(activity, broadcast.round)
-    return state._replace(is_busy=True), (End("waiting"), begun, Train(broadcast))
+    counted = state.sent.contributed >= broadcast.round - 1
+    return state._replace(is_busy=True), (End("waiting"), begun, Train(broadcast, counted))
 
 
 def _obtain(state: Session, manifest: Manifest) -> tuple[bool, Session, Effects]:

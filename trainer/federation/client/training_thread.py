@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -24,15 +25,24 @@ from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.plant_images import digest_images
 from trainer.federation.client.privacy_file import open_account
 from trainer.federation.client.received_delta import apply_delta
-from trainer.federation.client.session_events import Contributed, Deployed, Failed, Refined
+from trainer.federation.client.session_events import (
+    Begun,
+    Contributed,
+    Deployed,
+    Failed,
+    Refined,
+)
 from trainer.federation.update_codec import encode_contribution
-from trainer.models.named_tensors import Arrays
+from trainer.models.named_tensors import Arrays, select
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
-from trainer.training.conclusion import conclude
+from trainer.training.conclusion import conclude, conclude_first
 from trainer.training.engine import DivergedError, Stopped
+from trainer.training.first_sums import take_first
 from trainer.training.participant import Participant, State
 from trainer.training.preview import preview
+
+_AFTER_SUMS = 2  # the round that starts from the totals of the first one
 
 
 class Worker:
@@ -84,15 +94,19 @@ class Worker:
         self.deploys_final = self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
         self.progress = self.found.progress
-        self.alone = AloneTraining(spec, name, images, folder, wanted=not previews)
+        # Where no image can judge training, nothing that is trained will be deployed.
+        can_judge = images.test is not None or not spec.first_totals
+        self.alone = AloneTraining(spec, name, images, folder, wanted=can_judge and not previews)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
 
-    def train(self, broadcast: Manifest) -> None:
+    def train(self, broadcast: Manifest, *, counted: bool) -> None:
         """Begin the round that starts from `broadcast`, which is in the store;
         or go on with its stage 2.
+
+        `counted` says whether the round before holds this node's contribution.
         """
-        self._submit(self._train_round, broadcast)
+        self._submit(partial(self._train_round, counted=counted), broadcast)
 
     def go_back(self, round_: int) -> bool:
         """Go back to where the node was before a round; whether that state was kept,
@@ -146,18 +160,33 @@ class Worker:
 
         self._pool.submit(run)
 
-    def _train_round(self, manifest: Manifest) -> None:
+    def _train_round(self, manifest: Manifest, *, counted: bool) -> None:
         progress = self.progress
         if progress and (progress.round, progress.stage) == (manifest.round, "contributed"):
             self.alone.begin(None)
             state = self._load(progress)
             manifest = progress.broadcast
         else:
+            if self._spec.first_totals and manifest.round == _AFTER_SUMS:
+                self._make_first_model(manifest, counted=counted)
             state, progress = self._stage_1(manifest)
             progress = self._save(state, progress)
             self._inbox.put(Contributed(progress))
         state, progress = self._stage_2(state, progress)
         self._inbox.put(Refined(self._save(state, progress)))
+
+    def _make_first_model(self, manifest: Manifest, *, counted: bool) -> None:
+        """Write the model of the first sums, which holds until training gives a better one."""
+        past = self.progress
+        if past is None or past.round != _AFTER_SUMS - 1:
+            return  # it was not there when they were made
+        broadcast = self._read(manifest, whole=True)
+        first = take_first(self._participant, self._load(past), broadcast, counted=counted)
+        checkpoint.save_first(self.folder, self._spec.run, first)
+        model = conclude_first(self._participant, first)
+        metadata = msgspec.structs.replace(model.metadata, broadcast=manifest)
+        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
+        self._inbox.put(Begun(self.folder / "model", personal_model.format_outcome(metadata)))
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast = self._read(manifest)
@@ -236,6 +265,7 @@ class Worker:
             progress.history,
             alone,
             counted=counted,
+            first=checkpoint.load_first(self.folder, self._spec.run),
         )
         origin = msgspec.structs.replace(source, record=final.record)  # which holds all rounds
         metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
@@ -283,14 +313,16 @@ class Worker:
 
     # Disk
 
-    def _read(self, manifest: Manifest, *, final: bool = False) -> Arrays:
+    def _read(self, manifest: Manifest, *, final: bool = False, whole: bool = False) -> Arrays:
+        """What training takes of a broadcast, or the `whole` of it; the `final` one is whole."""
         expected = broadcast_tensors(self._spec, manifest.round + final)
         if not self._is_intact(manifest):
             raise EdgeNodeError(
                 f"{self.store.path(manifest.digest)} is missing or was changed",
                 f"join again: it is fetched again, or restore {self.folder} from a copy",
             )
-        return dict(read_tensors(self.store.path(manifest.digest), expected))
+        found = dict(read_tensors(self.store.path(manifest.digest), expected))
+        return found if final or whole else select(found, self._spec.tensors)
 
     def _is_intact(self, manifest: Manifest) -> bool:
         return self.store.is_intact(manifest.digest)

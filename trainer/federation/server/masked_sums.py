@@ -2,7 +2,7 @@
 once the masks are taken away.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -92,7 +92,23 @@ class MaskedContributions:
         assert statistics is not None
         statistics.check_totals(self._sums, len(self._contributors))
         begin = statistics.begin if self._round < self._spec.rounds else None
-        return begin(broadcast, self._sums) if begin else {**broadcast, **self._sums}
+        return with_totals(self._spec, begin, broadcast, self._sums)
+
+
+def with_totals(
+    spec: Spec,
+    begin: Callable[[Arrays, Arrays], Arrays] | None,
+    broadcast: Arrays,
+    totals: Arrays,
+) -> Arrays:
+    """Return the broadcast that follows a round of statistics.
+
+    `begin` makes what training begins with of it; None after training.
+    """
+    if begin is None:
+        return {**broadcast, **totals}
+    begun = begin(broadcast, totals)
+    return {**begun, **totals} if spec.first_totals else begun
 
 
 def check_holders(spec: Spec, held: Iterable[Iterable[int]]) -> None:

@@ -18,7 +18,7 @@ from trainer.federation.server.aggregation import (
     clipped_mean,
     measure_updates,
 )
-from trainer.federation.server.masked_sums import MaskedContributions
+from trainer.federation.server.masked_sums import MaskedContributions, with_totals
 from trainer.federation.server.robust_rules import RULES, Source, aggregate
 from trainer.methods.base import Method, Statistics
 from trainer.models.named_tensors import Arrays, select
@@ -182,11 +182,7 @@ class StatisticsContributions:
         """What training begins with or, after it, the run's result: the broadcast,
         unchanged, and the totals.
         """
-        return (
-            self._begin(broadcast, self._sum.totals)
-            if self._begin
-            else {**broadcast, **self._sum.totals}
-        )
+        return with_totals(self._spec, self._begin, broadcast, self._sum.totals)
 
 
 RoundContributions = Contributions | StatisticsContributions | MaskedContributions

@@ -213,6 +213,7 @@ def draft(
         head=request.head,
         statistics=statistics,
         statistics_first=_begins_with_statistics(method),
+        first_totals=_begins_with_statistics(method),
         codec=_codec(request, method, broadcast),
         encryption=encryption,
         mask_threshold=threshold,

@@ -83,7 +83,7 @@ def finish(
         )
 
     first = Worker(spec, NAME, every[NAME], state, inbox, previews=previews)
-    first.train(put(first, 1, broadcast))
+    first.train(put(first, 1, broadcast), counted=False)
     assert isinstance(inbox.get(timeout=60), Contributed)
     assert isinstance(inbox.get(timeout=60), Refined)
     first.close()
