@@ -165,13 +165,11 @@ def drawn_weights() -> Path:
     return path
 
 
-def federate(
+def federation_of(
     url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]
-) -> None:
-    """Run a federation of the plants' processes to its end; state folders are
-    `folder/coordinator` and `folder/NAME`.
-
-    AssertionError with the logs if a process fails.
+) -> dict[str, Process]:
+    """Start a federation of the plants' processes; state folders are `folder/coordinator` and
+    `folder/NAME`, logs beside them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     processes = {
@@ -204,6 +202,17 @@ def federate(
             *join.get(name, ()),
             log=folder / f"{name}.log",
         )
+    return processes
+
+
+def federate(
+    url: str, plants: dict[str, Path], folder: Path, *flags: str, **join: Sequence[str]
+) -> None:
+    """Run such a federation to its end.
+
+    AssertionError with the logs if a process fails.
+    """
+    processes = federation_of(url, plants, folder, *flags, **join)
     try:
         codes = {name: process.wait(120) for name, process in processes.items()}
     finally:

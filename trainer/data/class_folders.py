@@ -217,7 +217,8 @@ def split_holdout(
     """
     if wanted_of == "nothing":
         return Images(images, None)
-    chosen = (_spare if wanted_of == "what can be spared" else _choose_of_each)(images, share, seed)
+    choose = _spare if wanted_of == "what can be spared" else _choose_of_each
+    chosen = choose(images, share, seed)
     if not chosen:
         return Images(images, None)
     test = np.flatnonzero(np.isin(_group_of(images), chosen))

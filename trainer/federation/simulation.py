@@ -203,7 +203,7 @@ def simulate(
         broadcast, blob = encode_broadcast(
             spec, round_, contributions.aggregate(broadcast), broadcast
         )
-        if spec.first_totals and round_ == 1:
+        if compare and spec.first_totals and round_ == 1:
             for name, each in participants.items():
                 first_sums[name] = take_first(each, states[name], broadcast, counted=True)
         closed(round_, broadcast)
@@ -229,7 +229,7 @@ def simulate(
             histories[name],
             alone.get(name),
             held_out,
-            first=first_sums.get(name) if compare else None,
+            first=first_sums.get(name),
         )
         models[name] = concluded.on_cpu()
         report(progress.Activity(node=name, round=spec.rounds, what="waiting"))

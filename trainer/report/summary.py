@@ -224,7 +224,21 @@ def describe_joining(nodes: Sequence[NodeReport]) -> str:
     return (
         f"own classes, as a line judges: {mean:+.1f} points over training alone, {better} of "
         f"{len(compared)} better, {worse} worse (deployed: {deployed}){learnt}"
+        f"{_describe_training(compared)}"
     )
+
+
+def _describe_training(compared: Sequence[Comparison]) -> str:
+    """Whether training paid over the first sums, as the end of a sentence;
+    empty where nothing was trained after sums.
+    """
+    gains = [each.training for each in compared if each.training]
+    if not gains:
+        return ""
+    shown = sum(each.is_shown for each in gains)
+    judged = [100 * (each.trained - each.first) for each in gains if each.images]
+    mean = f", {sum(judged) / len(judged):+.1f} points in the mean" if judged else ""
+    return f"; training beats the first sums at {shown} of {len(gains)} plants{mean}"
 
 
 def _percent(value: float | None) -> str:

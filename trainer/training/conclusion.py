@@ -43,6 +43,7 @@ from trainer.training.evaluation import (
 )
 from trainer.training.first_sums import first_node, measure_gain
 from trainer.training.frozen_heads import Together
+from trainer.training.own_head import fit_own_head
 from trainer.training.participant import State
 from trainer.training.personal_model import (
     HeldOutPrediction,
@@ -308,12 +309,34 @@ def _judge_trained(
         own = np.isin(images.labels, node.own)
         scale = spread_ratio(logits["together"], logits["alone"], node.own)
         logits["mixed"] = mix_logits(logits["together"], logits["alone"], node.own, scale)
+        by_itself = alone.tensors
+        if len(node.own) > 1:
+            by_itself, logits["alone"] = _best_alone(node, alone, images, logits["alone"])
         among = {name: each[own] for name, each in logits.items()}
         deployed = choose_trained(among, images.labels[own], node.own)
-        candidates = {"alone": alone.tensors, "together": together}
+        candidates = {"alone": by_itself, "together": together}
         personal = candidates.get(deployed) or mix(together, alone.tensors, node.own, scale)
     left_out = node.images.test is None
     return Judged(personal, deployed, images, logits, known, left_out)
+
+
+def _best_alone(
+    node: Participant, alone: TrainedAlone, images: LabelledImages, trained: np.ndarray
+) -> tuple[Tensors, np.ndarray]:
+    """Return the best that the plant can do by itself, and its logits [n, C] for the images.
+
+    `trained` are those of the model that has been trained alone; the other is the plant's head of
+    the encoder that this began with.
+    """
+    head = fit_own_head(node, alone.initial)
+    test = node.images.test
+    fitted = head.left_out if test is None else node.predict_held_out(head.tensors, test)
+    own = np.isin(images.labels, node.own)
+    right = [
+        int((predict_in_service(each[own], node.own) == images.labels[own]).sum())
+        for each in (trained, fitted)
+    ]
+    return (head.tensors, fitted) if right[1] > right[0] else (alone.tensors, trained)
 
 
 def _predict_candidates(

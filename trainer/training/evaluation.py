@@ -110,14 +110,9 @@ def predict_in_service(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
 
     All classes are candidates, but those that the plant has not taught at less weight.
     """
-    return np.asarray(service_logits(logits, own).argmax(1))
-
-
-def service_logits(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
-    """The logits [n, classes] with what a line knows beforehand of each class."""
     weights = np.full(logits.shape[1], UNTAUGHT)
     weights[own] = 1
-    return np.asarray(logits + np.log(weights))
+    return np.asarray((logits + np.log(weights)).argmax(1))
 
 
 def compare(

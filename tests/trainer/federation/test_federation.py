@@ -31,6 +31,7 @@ from tests.support.plants import (
     draw,
     drawn_weights,
     federate,
+    federation_of,
     here,
     load_images,
     start,
@@ -386,6 +387,31 @@ def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simu
     agree(
         on_disk(tmp_path / "run"), simulated(two, method, weights=str(drawn_weights()), head=head)
     )
+
+
+def test_a_model_can_be_exported_while_others_are_still_to_train(
+    two: dict[str, Path], tmp_path: Path
+) -> None:
+    """And the node that is killed then has the same one."""
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        run = tmp_path / "run"
+        processes = federation_of(broker.url, two, run, "--method", "afedcl_plus", "--rounds", "50")
+        try:
+            for name in two:
+                wait_for(run / f"{name}.log", "a model is ready")
+            processes["plant-b"].kill()
+            models = [run / name / "model" for name in two]
+            done = here("export", *models, "--out", tmp_path / "bundles")
+            assert done.returncode == 0, done.stderr
+            running = [processes[name].poll() for name in ("coordinator", "plant-a")]
+            assert running == [None, None]
+        finally:
+            for process in processes.values():
+                process.kill()
+    bundles = sorted(path.name for path in (tmp_path / "bundles").iterdir())
+    assert len(bundles) == 2
+    for path in models:
+        assert load_metadata(path).metrics["images"] == load_metadata(path).metrics["groups"] > 0
 
 
 @pytest.mark.slow

@@ -2,21 +2,34 @@
 and what is right for its images as they are now.
 """
 
+import itertools
 import queue
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from broker_config.protocol.codec import encode_tensors
-from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest
+from broker_config.storage import disk
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, load_images
-from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
+from trainer.federation.client import checkpoint
+from trainer.federation.client.session_events import (
+    Begun,
+    Contributed,
+    Deployed,
+    Failed,
+    Refined,
+)
+from trainer.federation.client.training_thread import Worker
+from trainer.federation.server.masked_sums import with_totals
 from trainer.federation.server.spec import Request, draft
+from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
 from trainer.training import alone, personal_model
@@ -139,3 +152,129 @@ def test_a_model_is_of_the_images_as_they_are_now(images: dict[str, Path], tmp_p
     expected = personal_model.load(tmp_path / "other" / "model")
     assert equal(to_arrays(made.tensors), to_arrays(expected.tensors))
     assert made.metadata.trained == expected.metadata.trained
+
+
+# The model of the first sums
+
+
+def begun(
+    folders: dict[str, Path], state: Path, *, counted: bool = True, now: str = NAME
+) -> list[object]:
+    """What the plant says of the first two rounds, by a new process in each."""
+    spec, broadcast = draft(
+        Request("afedcl_plus", model="small", weights="none", size=32, seed=7, rounds=1),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    spec = msgspec.structs.replace(spec, run="1" * 16)
+    every = {name: load_images(spec, folder) for name, folder in folders.items()}
+    sums = [
+        Participant(spec, name, every[name]).contribute(NOTHING, broadcast, 1)[1].tensors
+        for name in (PLANTS if counted else PLANTS[1:])
+    ]
+    method = make(spec.method, spec.training, spec.options)
+    assert method.statistics is not None
+    totals = {name: sum(each[name] for each in sums) for name in spec.statistics}
+    second = with_totals(spec, method.statistics.begin, broadcast, totals)
+    inbox: queue.Queue[object] = queue.Queue()
+    said: list[object] = []
+    for round_, tensors, name in ((1, broadcast, NAME), (2, second, now)):
+        worker = Worker(spec, NAME, every[name], state, inbox)
+        progress = worker.progress
+        if progress is None or progress.round < round_:
+            digest, size = worker.store.put(encode_tensors(tensors))
+            manifest = Manifest(
+                federation="steel",
+                run=spec.run,
+                round=round_,
+                node="coordinator",
+                digest=digest,
+                size=size,
+                chunk_size=1024,
+            )
+            worker.train(manifest, counted=counted)
+            while not isinstance(told := inbox.get(timeout=60), Refined | Failed):
+                said.append(told)
+            said.append(told)
+        worker.close()
+    return said
+
+
+def model(state: Path) -> dict[str, bytes]:
+    found = personal_model.load(state / "model")
+    shared = personal_model.load_shared(found, state / "model")
+    arrays = to_arrays({**shared, **found.tensors})
+    return {name: value.tobytes() for name, value in arrays.items()}
+
+
+def test_a_model_is_ready_before_anybody_has_trained(
+    images: dict[str, Path], tmp_path: Path
+) -> None:
+    said = begun(images, tmp_path / "state")
+    assert [type(each) for each in said] == [Contributed, Refined, Begun, Contributed, Refined]
+    made = personal_model.load(tmp_path / "state" / "model")
+    assert made.metadata.method == "gaussian"
+    assert made.metadata.metrics["images"] == 6
+
+
+def test_the_first_model_is_the_same_whichever_totals_hold_this_plant(
+    images: dict[str, Path], tmp_path: Path
+) -> None:
+    """A node whose sums came too late is not taken out of totals that do not hold them."""
+    begun(images, tmp_path / "counted")
+    begun(images, tmp_path / "late", counted=False)
+    assert model(tmp_path / "counted") == model(tmp_path / "late")
+
+
+def test_the_first_model_is_of_the_images_as_they_are_now(
+    images: dict[str, Path], tmp_path: Path
+) -> None:
+    begun(images, tmp_path / "state", now="later")
+    always = {**images, NAME: images["later"]}
+    begun(always, tmp_path / "other")
+    assert model(tmp_path / "state") == model(tmp_path / "other")
+
+
+def test_a_process_that_ends_at_any_write_leaves_the_first_model_or_none(
+    images: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process makes the same one, and knows at the end what it was made of."""
+    begun(images, tmp_path / "whole")
+    expected = model(tmp_path / "whole")
+    first = checkpoint.load_first(tmp_path / "whole", "1" * 16)
+    assert first is not None
+    replace = disk.replace
+    writes: list[str] = []
+    for stop in itertools.count(1):
+        state = tmp_path / f"state-{stop}"
+        writes.clear()
+
+        def die(path: Path, write: Callable[[Path], object], **kept: Any) -> None:
+            if "first-sums" in path.name or path.parent.name == "model":
+                writes.append(path.name)
+                if len(writes) == stop:  # noqa: B023
+                    raise SystemExit
+            replace(path, write, **kept)
+
+        monkeypatch.setattr(disk, "replace", die)
+        said = begun(images, state)
+        monkeypatch.setattr(disk, "replace", replace)
+        if not isinstance(said[-1], Failed):
+            break
+        if (state / "model").exists() and model_folder_is_whole(state / "model"):
+            assert model(state) == expected
+        assert isinstance(begun(images, state)[-1], Refined)
+        assert model(state) == expected
+        again = checkpoint.load_first(state, "1" * 16)
+        assert again is not None
+        assert equal(again, first)
+    assert stop > len({*writes}) > 5
+
+
+def model_folder_is_whole(folder: Path) -> bool:
+    try:
+        personal_model.load(folder)
+    except UsageError:
+        return False
+    return True
