@@ -244,6 +244,13 @@ class Presence(Message, frozen=True, kw_only=True):
     asking: bool = False  # from a process that wants this name: who has it and is there says so
 
 
+REVISION = 1
+"""Of this protocol. Nodes of an earlier one take part wherever they can.
+
+1: nodes know totals in broadcasts (`Spec.first_totals`).
+"""
+
+
 class Hello(Message, frozen=True, kw_only=True):
     """Node -> coordinator: let me take part.
 
@@ -261,6 +268,8 @@ class Hello(Message, frozen=True, kw_only=True):
     # this process's
     key: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description="X25519, hexadecimal")] = ""
     masks: bool = False  # whether it knows how to mask what it contributes
+    # of this protocol, that it knows; see `REVISION`
+    revision: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class Contribution(Message, frozen=True, kw_only=True):

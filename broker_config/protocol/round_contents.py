@@ -56,6 +56,11 @@ def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     return {**spec.tensors, **spec.statistics} if holds_totals else spec.tensors
 
 
+def needed_revision(spec: Spec) -> int:
+    """The revision of the protocol that a node of this federation must know."""
+    return int(spec.first_totals)
+
+
 def basis(spec: Spec, broadcast: str) -> str:
     """What a node's statistics were computed with:
     SHA-256 over a broadcast's digest and the spec's preprocessing.

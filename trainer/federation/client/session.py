@@ -27,7 +27,7 @@ from broker_config.mqtt.client import (
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
-from broker_config.protocol.messages import Hello, Spec, Telemetry, Welcome
+from broker_config.protocol.messages import REVISION, Hello, Spec, Telemetry, Welcome
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security.message_encryption import NodeEncryption
 from broker_config.security.signing import ForgedError
@@ -332,7 +332,11 @@ class _Node:
                 self._connection.announce()
                 key = self._encryption.public if self._encryption else ""
                 hello = Hello(
-                    **self._connection.hello, round=round_, key=key, masks=self._masked is not None
+                    **self._connection.hello,
+                    round=round_,
+                    key=key,
+                    masks=self._masked is not None,
+                    revision=REVISION,
                 )
                 self._connection.send(hello)
                 if is_served:
