@@ -163,6 +163,13 @@ class ImagePrivacy(Struct, frozen=True):
     sums: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
+REVISION = 2
+"""Of this protocol. Nodes and runs of an earlier one take part wherever they can.
+
+1: nodes know totals in broadcasts (`Spec.first_totals`). 2: masks and noise are bound to the spec.
+"""
+
+
 class Spec(Message, frozen=True, kw_only=True):
     """A federation, retained: all that a node must know besides its own images."""
 
@@ -211,6 +218,8 @@ class Spec(Message, frozen=True, kw_only=True):
     mask_neighbours: Annotated[int, Meta(ge=0, le=1000)] = 0
     # of each image; None: what nodes send is as their images make it
     privacy: ImagePrivacy | None = None
+    # of this protocol, with which the run began; see `REVISION`
+    revision: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class RoundState(Message, frozen=True, kw_only=True):
@@ -242,13 +251,6 @@ class Presence(Message, frozen=True, kw_only=True):
     online: bool
     identity: Identity = ""  # of a node, as in its Hello
     asking: bool = False  # from a process that wants this name: who has it and is there says so
-
-
-REVISION = 1
-"""Of this protocol. Nodes of an earlier one take part wherever they can.
-
-1: nodes know totals in broadcasts (`Spec.first_totals`).
-"""
 
 
 class Hello(Message, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from broker_config.protocol.messages import Spec, TensorSpec
 
 # of a masked contribution, in whole parts of the largest one that a method allows
 MASKED_WEIGHT = "masked.weight"
+BOUND_REVISION = 2  # of the protocol, from which masks and noise are bound to the spec
 NO_BASE = hashlib.sha256(b"").hexdigest()  # the base of a delta that makes a broadcast of nothing
 
 
@@ -58,7 +59,12 @@ def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
 
 def needed_revision(spec: Spec) -> int:
     """The revision of the protocol that a node of this federation must know."""
-    return int(spec.first_totals)
+    return BOUND_REVISION if hides_contributions(spec) else int(spec.first_totals)
+
+
+def hides_contributions(spec: Spec) -> bool:
+    """Whether masks or noise hide what a node contributes."""
+    return spec.mask_threshold > 0 or spec.privacy is not None
 
 
 def basis(spec: Spec, broadcast: str) -> str:

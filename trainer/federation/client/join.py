@@ -3,7 +3,6 @@
 Itself without torch.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
+from broker_config.security.one_time import bind, digest_spec
 from broker_config.storage import disk
 from edge.inference import native_memory
 from edge.terminal.formatting import pluralize
@@ -215,8 +215,8 @@ def _meets(
 
     What has passed is written down, so that a restarted node need not wait again.
     """
-    known = [spec.run, sorted(wanted.exposure.items()), digest_images(images.train)]
-    digest = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+    demanded = msgspec.json.encode(sorted(wanted.exposure.items()))
+    digest = bind("audit", digest_spec(spec), demanded, digest_images(images.train))
     if checkpoint.has_passed(state, digest):
         return True
     report(progress.Step(what="loading torch, which takes seconds"))

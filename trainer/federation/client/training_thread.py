@@ -32,6 +32,7 @@ from trainer.federation.client.session_events import (
     Failed,
     Refined,
 )
+from trainer.federation.client.spec_check import check_scales
 from trainer.federation.update_codec import encode_contribution
 from trainer.models.named_tensors import Arrays, select
 from trainer.training import personal_model
@@ -190,6 +191,8 @@ class Worker:
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast = self._read(manifest)
+        if manifest.round == 1:
+            check_scales(self._spec, broadcast)
         past = self.progress
         given = None if past else broadcast
         self.alone.begin(given)
@@ -202,6 +205,7 @@ class Worker:
             digest, size = self.store.put(
                 encode_contribution(self._spec, contributed.tensors, broadcast)
             )
+            self._participant.confirm(manifest.round, digest)
             blob = msgspec.structs.replace(
                 manifest, node=self._name, digest=digest, size=size, signature="", record=None
             )

@@ -43,7 +43,6 @@ from broker_config.protocol.messages import (
 )
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security import mask_keys
-from broker_config.security.mask_keys import Scope
 from broker_config.security.message_encryption import CoordinatorEncryption
 from broker_config.security.signing import ForgedError
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
@@ -416,7 +415,7 @@ class _Coordinator:
         state = self._state.masking
         assert state is not None
         assert self._signer is not None
-        scope = Scope(self._spec.federation, self._spec.run, answer.round)
+        scope = self._ledger.scope(answer.round)
         try:
             if answer.keys:
                 statement = mask_keys.keys_statement(scope, node, answer.keys)

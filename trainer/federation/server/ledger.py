@@ -19,14 +19,17 @@ from broker_config.protocol.codec import COMPRESSED_MARK, encode_tensors, encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, RecordHead, Spec, TensorSpec
 from broker_config.protocol.round_contents import (
+    BOUND_REVISION,
     NO_BASE,
     basis,
     broadcast_tensors,
     contribution_tensors,
+    hides_contributions,
     is_statistics_round,
     masked_tensors,
 )
 from broker_config.security.mask_keys import Scope
+from broker_config.security.one_time import digest_spec
 from broker_config.storage import disk, hash_chain
 from broker_config.storage.database import check_not_lost
 from broker_config.transfer.blob_transfer import BlobStore
@@ -112,6 +115,12 @@ class Ledger:
         if run.outcome == "aborted":
             raise UsageError(
                 f"the run in {self.folder} was aborted", "begin another one with --new"
+            )
+        if hides_contributions(run.spec) and run.spec.revision < BOUND_REVISION:
+            raise UsageError(
+                f"run {run.spec.run} in {self.folder} began with an earlier version of edge-node, "
+                "whose masks and noise could hide two things",
+                "end it with edge-node abort, and begin another one with --new",
             )
         if differ := ", ".join(_differences(run.spec, spec)):
             other = (
@@ -314,6 +323,10 @@ class Ledger:
         if drawn:
             self._drawn = {*drawn}
 
+    def scope(self, round_: int) -> Scope:
+        """What the masks of a round are bound to."""
+        return Scope(self.spec.federation, self.spec.run, round_, digest_spec(self.spec))
+
     def unmask(self, masking: Masking) -> bool:
         """Take the masks from the open round's sum; whether what was revealed of them suffices.
 
@@ -321,9 +334,7 @@ class Ledger:
             EdgeNodeError: all is revealed, and it does not.
         """
         assert isinstance(self._contributions, MaskedContributions)
-        masks = masks_in_sum(
-            masking, Scope(self.spec.federation, self.spec.run, self._round), self._mask_secrets
-        )
+        masks = masks_in_sum(masking, self.scope(self._round), self._mask_secrets)
         if masks is not None:
             self._contributions.unmask(masks)
         return masks is not None
@@ -503,6 +514,12 @@ def _has_begun(run: Run) -> bool:
     return run.outcome is None and run.round > 0
 
 
+# fields that follow from others, or from the version of edge-node
+_FOLLOWING = (
+    "run", "software", "tensors", "relays", "statistics", "first_totals", "revision",
+)  # fmt: skip
+
+
 def _differences(old: Spec, new: Spec) -> Iterator[str]:
     """Differences between two specs, in words; values that merely follow from others are left
     out.
@@ -510,7 +527,7 @@ def _differences(old: Spec, new: Spec) -> Iterator[str]:
     for name in old.__struct_fields__:
         was = getattr(old, name)
         now = getattr(new, name)
-        if was != now and name not in ("run", "software", "tensors", "relays", "statistics"):
+        if was != now and name not in _FOLLOWING:
             plain = isinstance(was, int | float | str)
             name_text = f"{name} was {was}, is {now}" if plain else f"{name} differ"
             yield name_text

@@ -12,6 +12,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import (
+    REVISION,
     Aggregation,
     Codec,
     Encryption,
@@ -219,6 +220,7 @@ def draft(
         mask_threshold=threshold,
         mask_neighbours=mask_neighbours,
         privacy=privacy,
+        revision=REVISION,
     )
     try:
         # as the nodes do: a spec that they would refuse must not be published
