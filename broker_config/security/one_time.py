@@ -1,4 +1,4 @@
-"""What a one-time secret is bound to: a digest of everything that determines the bytes that leave.
+"""Digests to which one-time secrets are bound: of everything that determines the bytes that leave.
 
 The rule, for masks, noise, keys, entries of a privacy account and audits that have passed: none
 follows from a name (a run, a round) alone. Each follows from the digest of the spec as well, which

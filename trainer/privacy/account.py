@@ -78,7 +78,10 @@ class Account:
                     "join again once that round is closed: ask the coordinator's operator to "
                     "close it without this node",
                 )
-            releases.append(replace(each, digest=digest) if is_meant else each)
+            if is_meant:
+                releases.append(replace(each, digest=digest))
+            else:
+                releases.append(each)
         if releases != self._releases:
             self._keep(releases)
             self._releases = releases
