@@ -48,6 +48,7 @@ KNOWN = (
         for each in (
             "lock",
             "identity*.json",
+            "runs*.json",
             "spec.json",
             "progress.json",
             "progress-?.json",
