@@ -210,7 +210,10 @@ def advance(state: Session, event: Event) -> Step:
             told = (TellOutcome(metrics),) if metrics else ()
             return state._replace(result=path), (*told, *map(_note, lines))
         case Begun(path, lines):
-            ready = f"a model is ready in {path}, and can be exported and served; training goes on"
+            ready = (
+                f"a model is ready in {path}, and can be exported and served; training goes on, "
+                "and may add up to 3 points"
+            )
             return state, tuple(map(_note, (ready, *lines)))
         case Fetched() | FetchFailed() | Damaged():
             return _handle_blob(state, event)
