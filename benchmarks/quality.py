@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 
 from broker_config.protocol.errors import UsageError
 from trainer.data import class_folders, drawn_surfaces
@@ -34,8 +35,9 @@ from trainer.data.partition import Scheme, select_pool
 from trainer.data.partitions.disjoint import Disjoint
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
-from trainer.models.network import Network
-from trainer.training.engine import predict
+from trainer.models.fusion import infer_fusion
+from trainer.models.network import Network, to_tensors
+from trainer.training.engine import encode_all
 from trainer.training.evaluation import accuracy, predict_among, predict_in_service
 from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
@@ -142,26 +144,37 @@ def run(federation: Federation, seed: int) -> list[Figures]:
     )
     images = {name: Images(train, None) for name, train in federation.train.items()}
     models = simulate(spec, broadcast, images, compare=True).models
-    return [judge(model, name, federation.test) for name, model in models.items()]
+    # The encoder is frozen: the plants' models have the same, so each image is encoded once.
+    network = Network(spec.model, len(spec.classes))
+    encoder = to_tensors(broadcast)
+    features = {}
+    for name, each in federation.test.items():
+        data = TrainingSet.of(each, spec.preprocessing)
+        features[name] = torch.from_numpy(encode_all(network, encoder, data))
+    return [judge(model, federation.test, features) for model in models.values()]
 
 
-def judge(model: PersonalModel, plant: str, test: Mapping[str, LabelledImages]) -> Figures:
-    """Judge a plant's model on held-out images."""
+def judge(
+    model: PersonalModel, test: Mapping[str, LabelledImages], features: Mapping[str, torch.Tensor]
+) -> Figures:
+    """Judge a plant's model on held-out images, whose features [n, d] its encoder has made."""
     metadata = model.metadata
-    own = sorted(metadata.classes.index(name) for name in metadata.trained)
     network = Network(metadata.model, len(metadata.classes))
+    fusion = infer_fusion(model.tensors)
     logits = {}
-    for name, each in test.items():
-        data = TrainingSet.of(each, metadata.preprocessing)
-        logits[name] = predict(network, model.tensors, data)
-    everyone = np.concatenate([logits[name] for name in test])
-    labels = np.concatenate([each.labels for each in test.values()])
+    for name, each in features.items():
+        fused = fusion.fuse([each], model.tensors)
+        logits[name] = network.linear(model.tensors, "classifier", fused).numpy()
+    own = sorted(metadata.classes.index(name) for name in metadata.trained)
+    mine = logits[metadata.node]
+    labels = test[metadata.node].labels
     assert metadata.confidence is not None
-    calibrated = logits[plant] / metadata.confidence.temperature
-    mine = test[plant].labels
+    calibrated = mine / metadata.confidence.temperature
+    everyone = np.concatenate([logits[name] for name in test])
+    all_labels = np.concatenate([each.labels for each in test.values()])
     return Figures(
-        own=100 * accuracy(predict_among(logits[plant], own), mine),
-        all=100 * accuracy(everyone.argmax(1), labels),
-        served=100 * accuracy(predict_in_service(calibrated, own), mine),
+        own=100 * accuracy(predict_among(mine, own), labels),
+        all=100 * accuracy(everyone.argmax(1), all_labels),
+        served=100 * accuracy(predict_in_service(calibrated, own), labels),
         told=100 * metadata.metrics["accuracy"],
     )
