@@ -117,7 +117,7 @@ class Pool(NamedTuple):
         """Read a folder of class folders."""
         catalogue = select_pool(class_folders.scan(folder), "tuning")
         images = class_folders.load(catalogue, catalogue.classes, REAL_SIZE)
-        return Pool(catalogue, group_entries(catalogue.entries), images)
+        return Pool(catalogue, group_entries(catalogue.entries, {}), images)
 
     def share(self, samples: int, seed: int) -> Federation:
         """Share it among the plants."""
