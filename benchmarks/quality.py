@@ -208,7 +208,10 @@ def find_faults(found: Table, stored: Table) -> list[str]:
     """Return what is worse than stored, a line each."""
     faults = []
     for name, figures in found.items():
-        before = stored[name]
+        before = stored.get(name)
+        if before is None:
+            faults.append(f"{name}: nothing is stored; store it with --renew")
+            continue
         for field in ("own", "all", "served"):
             value = getattr(figures, field)
             least = getattr(before, field) - TOLERANCE

@@ -33,6 +33,10 @@ def test_more_than_a_point_is_a_fault(changed: dict[str, float]) -> None:
     assert len(quality.find_faults({"drawn 5": after}, {"drawn 5": BEFORE})) == 1
 
 
+def test_figures_without_stored_ones_are_a_fault() -> None:
+    assert len(quality.find_faults({"drawn 5": BEFORE}, {})) == 1
+
+
 def test_a_point_less_or_a_better_model_is_no_fault() -> None:
     for figures in (
         BEFORE,
