@@ -1,4 +1,4 @@
-"""How good the models are that plants get, and how true the accuracy is that they are told.
+"""Quality of the models that plants get, and how true the accuracy is that they are told.
 
     python -m benchmarks.quality                  # drawn surfaces; a test in `make slow` does it
     python -m benchmarks.quality --data FOLDER    # FOLDER/neu_cls and FOLDER/xsdd; `make nightly`
