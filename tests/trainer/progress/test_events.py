@@ -24,6 +24,7 @@ from trainer.progress import (
     Late,
     Learning,
     Measured,
+    ModelReady,
     NodeJoined,
     NodeLost,
     NodeRefused,
@@ -62,6 +63,7 @@ STORY: list[AnyEvent] = [
     ),
     RoundOpened(round=2),
     Measured(node="plant-1", round=1, metrics={"L_D": 0.25}),
+    ModelReady(node="plant-1", folder="plant-1/model", accuracy=0.9, low=0.8, high=0.95),
     NodeRefused(node="mallory", round=2, reason="tensor encoder.weight is [int64], [/not] float32"),
     NodeLost(node="plant-2", round=2),
     Paused(round=2, waiting_for=["plant-2"]),
@@ -90,6 +92,7 @@ federation steel: waiting for 2 nodes, 2 rounds
 plant-1 joined
 plant-2 joined
 round 1 closed after 32.1 s, 1 to go (32 s): 9.0 MB up, 512 B down, L_D 0.693, A_k 0.500
+a model is ready in plant-1/model, and can be exported and served; training goes on
 mallory is left out (round 2): tensor encoder.weight is [int64], [/not] float32
 plant-2 is gone (round 2): its connection ended
 round 2 waits for plant-2 to come back
