@@ -16,7 +16,9 @@ from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     DEFAULT_METHOD,
     DEFAULT_PARTITION,
+    METHOD_NAMES,
     MODEL_NAMES,
+    ROUNDS,
     SIZE,
     SUITED_WEIGHTS,
     WEIGHTS,
@@ -64,6 +66,13 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
 class DemoModelOptions(ModelOptions, frozen=True, kw_only=True):
     """What the demo trains: by default what suits the images that it draws."""
 
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help=ROUNDS, show_default=f"the method's; {_ROUNDS} on drawn images"),
+    ] = None
+    method: Annotated[str | None, typer.Option(help=METHOD_NAMES, show_default=DEFAULT_METHOD)] = (
+        None
+    )
     model: Annotated[
         str,
         typer.Option(
