@@ -115,10 +115,11 @@ def _partition_help() -> str:
 METHODS = _method_names()
 DEFAULT_METHOD = _named_method("RECOMMENDED")
 ONE_MESSAGE = _named_method("PREVIEW")
+METHOD_NAMES = f"{', '.join(METHODS[:-1])} or {METHODS[-1]}."
 Method = Annotated[
     str | None,
     typer.Option(
-        help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.",
+        help=METHOD_NAMES,
         show_default=(
             f"{ONE_MESSAGE}, one message of sums; {DEFAULT_METHOD} with --rounds or another option "
             "of training"

@@ -209,12 +209,8 @@ def advance(state: Session, event: Event) -> Step:
         case Deployed(path, lines, metrics):
             told = (TellOutcome(metrics),) if metrics else ()
             return state._replace(result=path), (*told, *map(_note, lines))
-        case Begun(path, lines):
-            ready = (
-                f"a model is ready in {path}, and can be exported and served; training goes on, "
-                "and may add up to 3 points"
-            )
-            return state, tuple(map(_note, (ready, *lines)))
+        case Begun(ready, lines):
+            return state, (Report(ready), *map(_note, lines))
         case Fetched() | FetchFailed() | Damaged():
             return _handle_blob(state, event)
         case Started(damaged):

@@ -35,6 +35,7 @@ from trainer.federation.client.session_events import (
 from trainer.federation.client.spec_check import check_scales
 from trainer.federation.update_codec import encode_contribution
 from trainer.models.named_tensors import Arrays, select
+from trainer.progress.events import ModelReady
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
 from trainer.training.conclusion import conclude, conclude_first
@@ -187,7 +188,15 @@ class Worker:
         model = conclude_first(self._participant, first)
         metadata = msgspec.structs.replace(model.metadata, broadcast=manifest)
         personal_model.save(model._replace(metadata=metadata), self.folder / "model")
-        self._inbox.put(Begun(self.folder / "model", personal_model.format_outcome(metadata)))
+        metrics = metadata.metrics
+        ready = ModelReady(
+            node=self._name,
+            folder=str(self.folder / "model"),
+            accuracy=metrics.get("accuracy"),
+            low=metrics.get("accuracy_low"),
+            high=metrics.get("accuracy_high"),
+        )
+        self._inbox.put(Begun(ready, personal_model.format_outcome(metadata)))
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast = self._read(manifest)

@@ -216,6 +216,9 @@ def test_a_model_is_ready_before_anybody_has_trained(
     made = personal_model.load(tmp_path / "state" / "model")
     assert made.metadata.method == "gaussian"
     assert made.metadata.metrics["images"] == 6
+    assert isinstance(said[2], Begun)
+    assert Path(said[2].ready.folder) == tmp_path / "state" / "model"
+    assert said[2].ready.accuracy == made.metadata.metrics["accuracy"]
 
 
 def test_the_first_model_is_the_same_whichever_totals_hold_this_plant(
