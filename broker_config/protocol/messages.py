@@ -211,6 +211,9 @@ class Spec(Message, frozen=True, kw_only=True):
     mask_neighbours: Annotated[int, Meta(ge=0, le=1000)] = 0
     # of each image; None: what nodes send is as their images make it
     privacy: ImagePrivacy | None = None
+    # Whether nodes only tell what leaving out their images costs with each encoder, and wait for
+    # the federation's next run.
+    chooses: bool = False
 
 
 class RoundState(Message, frozen=True, kw_only=True):

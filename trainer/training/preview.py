@@ -112,13 +112,9 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         return lines
 
     def metrics(self) -> dict[str, float]:
-        """What the coordinator needs to compare encoders: each one's loss,
-        and their images; nothing without any.
-        """
-        images = self.forecasts[0].images
-        return (
-            to_metrics({each.model: each.loss for each in self.forecasts}, images) if images else {}
-        )
+        """What the coordinator needs to compare encoders: each one's loss, and their images."""
+        losses = {each.model: each.loss for each in self.forecasts}
+        return to_metrics(losses, self.forecasts[0].images)
 
 
 def preview(

@@ -207,7 +207,8 @@ class _Coordinator:
         if spec.encryption == "group":
             self._encryption = CoordinatorEncryption(spec.federation, spec.run, session)
             endpoint = endpoint.encrypting(self._encryption)
-        serves_newcomers = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
+        is_finished = federation.status is rounds.Status.FINISHED
+        serves_newcomers = is_finished and bool(spec.statistics) and not spec.chooses
         self._state = Coordination(
             Plan(spec, session, ledger.folder, linger, serves_newcomers),
             federation,

@@ -146,6 +146,7 @@ def draft(
     encoder: Arrays | None = None,
     aliases: Mapping[str, str] = {},
     encryption: Encryption = "none",
+    chooses: bool = False,
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given,
     replaces the initial weights.
@@ -153,7 +154,7 @@ def draft(
     With a codec the encoder's are rounded, as `round_start` does.
 
     `aliases` are other names of the classes, which plants' folders may have. With `encryption`
-    members need kits.
+    members need kits. A run that `chooses` only compares encoders.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
@@ -219,6 +220,7 @@ def draft(
         mask_threshold=threshold,
         mask_neighbours=mask_neighbours,
         privacy=privacy,
+        chooses=chooses,
     )
     try:
         # as the nodes do: a spec that they would refuse must not be published
