@@ -219,8 +219,8 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledImages]) -> float:
-    """What leaving out their images one by one costs all nodes together,
-    on the features of a broadcast's encoder.
+    """What leaving out their images one by one costs all nodes together, for each image that is
+    judged, on the features of a broadcast's encoder.
 
     Args:
         spec: of the federation.
@@ -236,8 +236,10 @@ def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledIma
     }
     total = reduce(lambda left, right: left.combine(right, np.add), sums.values())
     loss = 0.0
+    count = 0
     for (node, each), images in zip(views.items(), shares.values(), strict=True):
         logits, _ = leave_one_out(total, sums[node], each, images.labels, images.sets)
         judged = find_judged(total, images.labels, images.sets)
         loss += cross_entropy(logits[judged], images.labels[judged])
-    return loss
+        count += len(judged)
+    return loss / max(1, count)
