@@ -178,6 +178,9 @@ def write_down(
                 report(Note(text=f"what {event.node} says of encoders does not count: {error}"))
                 return
             _replace(folder, told)
+            # not the event: these are no metrics of a round
+            report(Note(text=f"{event.node} has compared the encoders"))
+            return
         report(event)
 
     return observe

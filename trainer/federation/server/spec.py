@@ -244,7 +244,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample",
             "deadline", "seed", "threads", "codec", "encryption", "mask_threshold",
-            "mask_neighbours",
+            "mask_neighbours", "chooses",
         )
     }  # fmt: skip
     parts = {
