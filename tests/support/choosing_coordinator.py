@@ -1,18 +1,15 @@
-"""`edge-node coordinate` that compares small encoders at small sizes, and can die at a write.
+"""What makes a forked `edge-node coordinate` compare small encoders at small sizes,
+and die at a write.
 
-    DIE_AFTER=concluded python -m tests.support.choosing_coordinator coordinate BROKER ...
-
-With DIE_BEFORE or DIE_AFTER=KIND it ends, as if killed, on that side of its first durable write of
-this kind: a fact of the journal, or `told` for encoders.json.
+With DIE_BEFORE or DIE_AFTER=KIND in its environment it ends, as if killed, on that side of its
+first durable write of this kind: a fact of the journal, or of encoders.json: `forgotten`, `told by
+NUMBER` of nodes, `ended`.
 """
 
 import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from edge.cli import main
 from trainer.federation.server import choosing_runs
 from trainer.federation.server.journal import Journal
 from trainer.statistics.encoder_choice import EncoderLosses
@@ -31,8 +28,10 @@ def die_at(kind: str, write: Callable[[], Any]) -> None:
         os._exit(CODE)
 
 
-def dying() -> None:
-    """Wrap what writes facts of a choice."""
+def compare_small_ones() -> None:
+    """Prepare the process."""
+    choosing_runs.CANDIDATES = CANDIDATES  # type: ignore[assignment]
+    choosing_runs.CANDIDATE_SIZES = SIZES
     commit = Journal._commit
     save = EncoderLosses.save
 
@@ -48,11 +47,3 @@ def dying() -> None:
 
     Journal._commit = commit_or_die  # type: ignore[method-assign]
     EncoderLosses.save = save_or_die  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    choosing_runs.CANDIDATES = CANDIDATES  # type: ignore[assignment]
-    choosing_runs.CANDIDATE_SIZES = SIZES
-    dying()
-    main.main()

@@ -103,7 +103,8 @@ def coordinate(
         linger: seconds that the result is kept ready for nodes that are away when the last round
             closes; and, where the run had finished before and newcomers can make a model of its
             result, for these. And that a coordinator whose state is an older copy waits for nodes
-            that have finished the run.
+            that have finished the run. A run that only chooses an encoder waits for at least
+            LINGER: another choice would be made without its nodes.
         stop: asked often.
 
     Raises:
@@ -121,6 +122,8 @@ def coordinate(
     if not await_broker(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return None
     ledger.begin_or_continue(spec, broadcast, new=new)
+    if spec.chooses:
+        linger = max(linger, LINGER)
     with event_log.logging(ledger.folder, report) as logged:
         has_ended = _has_ended(ledger, endpoint)
         coordinator = _Coordinator(ledger, endpoint, logged, linger, has_ended=has_ended)

@@ -474,7 +474,9 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
         notes.append(_note("its operator has paused this run: no round opens or closes"))
     if federation.status is rounds.Status.GATHERING:
         return notes
-    if state.is_finished:
+    if state.is_finished and spec.chooses:
+        notes.append(_note("the sums of this run are there; its nodes compare the encoders"))
+    elif state.is_finished:
         notes.append(_note("this run had finished before; --new begins another one"))
     else:
         notes.append(_note(f"going on with run {spec.run} in round {federation.round}"))
@@ -596,6 +598,8 @@ def _linger(state: Coordination, finished: Collection[str]) -> Step:
             f"waiting {plan.linger:g} s for {names} to fetch the result; started again, it is "
             "served later"
         )
+        if plan.spec.chooses:
+            text = f"waiting {plan.linger:g} s for {names} to compare the encoders"
         told = [Report(progress.Note(text=text), ("lingering", names))]
     is_over = state.lingering_since is not None and state.now - state.lingering_since >= plan.linger
     return state._replace(is_over=is_over), tuple(told)

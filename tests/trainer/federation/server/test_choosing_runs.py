@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from tests.support.choosing_coordinator import CANDIDATES, CODE, SIZES
+from tests.support.choosing_coordinator import CANDIDATES, CODE, SIZES, compare_small_ones
+from tests.support.forked_process import Forked
 from tests.support.plants import CLASSES, Process, draw, start
 from tests.support.waiting import PATIENCE
 from trainer.federation.server import choosing_runs
@@ -138,22 +139,21 @@ class Plants:
         }
 
     def coordinate(self, **environment: str) -> Process:
-        return self._start(
-            "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", 2,
-            "--weights", "auto", "--method", "fedavg", "--rounds", 1,
-            "--training", "local_epochs=1", "--state", self._folder / "coordinator",
-            module="tests.support.choosing_coordinator",
-            log=self._folder / f"coordinator-{len(self._started)}.log", **environment,
+        words = (
+            "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", "2",
+            "--weights", "auto", "--method", "fedavg", "--rounds", "1",
+            "--training", "local_epochs=1", "--state", str(self._folder / "coordinator"),
         )  # fmt: skip
+        log = self._folder / f"coordinator-{len(self._started)}.log"
+        process = Forked(words, log, environment, prepare=compare_small_ones)
+        self._started.append(process)
+        return process
 
     def join(self, name: str) -> Process:
-        return self._start(
+        process = start(
             "join", self._url, "--name", name, "--data", self._images[name],
             "--state", self._folder / name, log=self._folder / f"{name}-{len(self._started)}.log",
         )  # fmt: skip
-
-    def _start(self, *arguments: object, **named: object) -> Process:
-        process = start(*arguments, **named)  # type: ignore[arg-type]
         self._started.append(process)
         return process
 

@@ -310,6 +310,13 @@ def test_losses_count_at_the_end_and_of_members_alone(round_: int, node: str) ->
     assert play(begin_choosing(round_), tell_losses(node))[1] == ()
 
 
+def test_nodes_that_have_yet_to_compare_encoders_are_named() -> None:
+    _, effects = play(begin_choosing(3), Started(), Tick(0.0, {A}))
+    notes = told(effects)
+    assert any(B in text and "compare" in text and A not in text for text in notes)
+    assert not any("--new" in text or "fetch" in text for text in notes)
+
+
 def test_a_node_that_comes_after_a_choosing_run_gets_no_answer_and_is_not_waited_for() -> None:
     state, effects = play(begin_choosing(3), *join(C))
     assert effects == ()
