@@ -262,9 +262,7 @@ def _take_answer(state: Session, event: Answer) -> Step:
             before = effect.round - 1
             withdrawn = state.offered
             sent = state.sent._replace(accepted=before, counted=min(state.sent.counted, before))
-            state = state._replace(
-                progress=progress, sent=sent, lost=effect.again, losses=MappingProxyType({})
-            )
+            state = state._replace(progress=progress, sent=sent, lost=effect.again)
             done: list[Effect] = [Withdraw(withdrawn.digest)] if withdrawn else []
             if not is_exact:
                 done.append(
@@ -465,6 +463,9 @@ def _proceed(state: Session) -> Step:
         return state, (Fail(ended_early(target)),)
     if target.broadcast is None:
         return state, ()
+    if target.status == "open" and state.losses:
+        # the coordinator has gone back, and the run's result may be another one
+        state = state._replace(losses=MappingProxyType({}))
     if progress and progress.round > target.round and state.contact.server == target.server != "":
         if state.plan.spec.mask_threshold:
             return state, (Fail(went_back(target.round, progress.round)),)
