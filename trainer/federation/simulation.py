@@ -4,7 +4,7 @@ sums and random numbers as behind the broker, without it.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -358,13 +358,12 @@ def simulate_folder(
     keys = read_keys(group, entries) if group else {}
     groups = group_entries(entries, keys)
     shares = scheme.shares(*sources, groups=groups)
-    images = {
-        size: {
-            share.node: class_folders.load_both(share.train, share.test, whole.classes, size)
-            for share in shares
-        }
-        for size in sorted({spec.preprocessing.size for spec, _ in drafts})
-    }
+    images: dict[int, dict[str, Images]] = {}
+    for size in sorted({spec.preprocessing.size for spec, _ in drafts}):
+        images[size] = {}
+        for share in shares:
+            loaded = class_folders.load_both(share.train, share.test, whole.classes, size)
+            images[size][share.node] = loaded
     started = time.monotonic()
     number = 0
     if len(drafts) > 1:
@@ -397,8 +396,7 @@ def _resolve_weights(request: Request) -> list[Request]:
         return [request]
     return [
         request._replace(model=model, weights=choose_weights(model), size=size)
-        for size in wanted_sizes(request.size)
-        for model in CANDIDATES
+        for size, model in product(wanted_sizes(request.size), CANDIDATES)
     ]
 
 

@@ -119,12 +119,13 @@ def choose_encoder(
         assert ledger.run is not None
         end(ledger.folder, ledger.run.spec.run)
     costs = EncoderLosses.load(ledger.folder).costs(sizes)
-    choice = Choice(choose(costs) if costs else default_candidate(sizes), costs)
     if not costs:
         report(Note(text="no plant had an image to leave out: taking the default encoder"))
-    for line in describe(costs, choice.chosen):
+        return Choice(default_candidate(sizes), [])
+    chosen = choose(costs)
+    for line in describe(costs, chosen):
         report(Note(text=line))
-    return choice
+    return Choice(chosen, costs)
 
 
 def wanted_sizes(size: int) -> tuple[int, ...]:
