@@ -220,6 +220,9 @@ class Spec(Message, frozen=True, kw_only=True):
     privacy: ImagePrivacy | None = None
     # of this protocol, with which the run began; see `REVISION`
     revision: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    # Whether nodes only tell what leaving out their images costs with each encoder, and wait for
+    # the federation's next run.
+    chooses: bool = False
 
 
 class RoundState(Message, frozen=True, kw_only=True):

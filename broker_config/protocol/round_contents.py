@@ -59,7 +59,9 @@ def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
 
 def needed_revision(spec: Spec) -> int:
     """The revision of the protocol that a node of this federation must know."""
-    return BOUND_REVISION if hides_contributions(spec) else int(spec.first_totals)
+    if hides_contributions(spec) or spec.chooses:
+        return BOUND_REVISION
+    return int(spec.first_totals)
 
 
 def hides_contributions(spec: Spec) -> bool:

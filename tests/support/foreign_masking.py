@@ -321,6 +321,7 @@ DEFAULTS: dict[str, Any] = {
     "mask_neighbours": 0,
     "privacy": None,
     "revision": 0,
+    "chooses": False,
 }
 DEFAULTS_WITHIN: dict[str, dict[str, Any]] = {
     "preprocessing": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},

@@ -476,6 +476,11 @@ def test_a_finished_federation_keeps_its_table() -> None:
     assert lines[-1] == "finished: 2 rounds in 63 s, 9.0 MB up, 3.00 GB down"
 
 
+def test_a_run_that_follows_another_is_not_shown_as_finished() -> None:
+    following = Gathering(federation="steel", run="f" * 16, nodes=2, rounds=1)
+    assert not any("finished:" in line for line in board([*STORY, following], 80))
+
+
 # In a real terminal
 
 

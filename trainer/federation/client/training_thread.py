@@ -3,7 +3,7 @@
 import queue
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -293,14 +293,17 @@ class Worker:
         result = self._read(final, final=True)
         counted = progress.counted is True
         others = self._participant.without_own(state, result, counted=counted)
-        model = conclude(
-            self._participant, state, progress.round, result, result, (), None, counted=counted
-        )
-        metrics = model.metadata.metrics
+        metrics: Mapping[str, float] = {}
+        if not self._spec.chooses:
+            model = conclude(
+                self._participant, state, progress.round, result, result, (), None, counted=counted
+            )
+            metrics = model.metadata.metrics
         made = preview(self._spec, self._name, others, self._images.train, metrics)
         file = self.folder / "preview.json"
         disk.replace_bytes(file, msgspec.json.format(msgspec.json.encode(made)))
-        self._inbox.put(Deployed(file, made.describe(), made.metrics()))
+        told = made.metrics() if self._spec.chooses else {}
+        self._inbox.put(Deployed(file, made.describe(), told))
 
     def _begin_as_newcomer(self, final: Manifest) -> Progress:
         """Write down that this node was in no round of the run,

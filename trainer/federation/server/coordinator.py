@@ -102,7 +102,8 @@ def coordinate(
         linger: seconds that the result is kept ready for nodes that are away when the last round
             closes; and, where the run had finished before and newcomers can make a model of its
             result, for these. And that a coordinator whose state is an older copy waits for nodes
-            that have finished the run.
+            that have finished the run. A run that only chooses an encoder waits for at least
+            LINGER: another choice would be made without its nodes.
         stop: asked often.
 
     Raises:
@@ -120,6 +121,8 @@ def coordinate(
     if not await_broker(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return None
     ledger.begin_or_continue(spec, broadcast, new=new)
+    if spec.chooses:
+        linger = max(linger, LINGER)
     with event_log.logging(ledger.folder, report) as logged:
         has_ended = _has_ended(ledger, endpoint)
         coordinator = _Coordinator(ledger, endpoint, logged, linger, has_ended=has_ended)
@@ -206,7 +209,8 @@ class _Coordinator:
         if spec.encryption == "group":
             self._encryption = CoordinatorEncryption(spec.federation, spec.run, session)
             endpoint = endpoint.encrypting(self._encryption)
-        serves_newcomers = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
+        is_finished = federation.status is rounds.Status.FINISHED
+        serves_newcomers = is_finished and bool(spec.statistics) and not spec.chooses
         self._state = Coordination(
             Plan(spec, session, ledger.folder, linger, serves_newcomers),
             federation,

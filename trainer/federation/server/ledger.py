@@ -104,7 +104,7 @@ class Ledger:
         run = self.run
         if run is None and not new:
             check_not_lost(self.folder / Journal.FILE, self.store.folder, self.store.digests())
-        if run is None or (new and not _has_begun(run)):
+        if run is None or (new and not has_begun(run)):
             self._begin(spec, broadcast)
             return
         if new:
@@ -125,7 +125,7 @@ class Ledger:
         if differ := ", ".join(_differences(run.spec, spec)):
             other = (
                 "choose another --state folder"
-                if _has_begun(run)
+                if has_begun(run)
                 else "pass --new or choose another --state folder"
             )
             raise UsageError(
@@ -422,6 +422,7 @@ class Ledger:
         """The last round is closed: the broadcast is the run's result."""
         self._journal.conclude(self.spec.run, self.broadcast_blob)
         self._record(self._journal.facts_since(self.spec.run, self._round))
+        self.run = self._journal.latest()
         self.store.purge(self.served)
 
     def save_result(self) -> Path:
@@ -509,8 +510,8 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
     )
 
 
-def _has_begun(run: Run) -> bool:
-    """Whether it has rounds that another run would throw away."""
+def has_begun(run: Run) -> bool:
+    """Whether a run has rounds that another one would throw away."""
     return run.outcome is None and run.round > 0
 
 

@@ -147,6 +147,7 @@ def draft(
     encoder: Arrays | None = None,
     aliases: Mapping[str, str] = {},
     encryption: Encryption = "none",
+    chooses: bool = False,
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given,
     replaces the initial weights.
@@ -154,7 +155,7 @@ def draft(
     With a codec the encoder's are rounded, as `round_start` does.
 
     `aliases` are other names of the classes, which plants' folders may have. With `encryption`
-    members need kits.
+    members need kits. A run that `chooses` only compares encoders.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
@@ -221,6 +222,7 @@ def draft(
         mask_neighbours=mask_neighbours,
         privacy=privacy,
         revision=REVISION,
+        chooses=chooses,
     )
     try:
         # as the nodes do: a spec that they would refuse must not be published
@@ -244,7 +246,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample",
             "deadline", "seed", "threads", "codec", "encryption", "mask_threshold",
-            "mask_neighbours",
+            "mask_neighbours", "chooses",
         )
     }  # fmt: skip
     parts = {
