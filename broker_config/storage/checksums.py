@@ -43,7 +43,7 @@ def read_record(path: Path, expect: type[T]) -> T | None:
         EdgeNodeError: not now, since too much is open: nothing is wrong with the file.
     """
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=_Record)
+        record = msgspec.json.decode(_read_regular(path), type=_Record)
         if record.sha256 != digest(bytes(record.value)):
             raise DamagedError("its checksum does not match")
         return msgspec.json.decode(record.value, type=expect)
@@ -53,6 +53,11 @@ def read_record(path: Path, expect: type[T]) -> T | None:
         raise explain_scarcity(error) or error from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedError(str(error)) from error
+
+
+def _read_regular(path: Path) -> bytes:
+    with disk.open_regular(path) as file:
+        return file.read()
 
 
 def digest(data: bytes) -> str:
