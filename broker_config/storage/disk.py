@@ -82,6 +82,18 @@ def open_regular(path: Path) -> BufferedReader:
     return file
 
 
+def read_regular(path: Path, most: int = 1 << 30) -> bytes:
+    """Return a file's content; OSError also for a pipe, a device, or more than `most` bytes.
+
+    For files that others may put there: they cannot keep us waiting, or fill the memory.
+    """
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes")
+    return content
+
+
 def replace(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a new file beside `path`,
     and move that to `path` once it is safe on the disk.

@@ -91,7 +91,7 @@ class Accounts:
         except checksums.DamagedError:
             # earlier versions wrote the hashes alone, without a checksum
             with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                return msgspec.json.decode(self.path.read_bytes(), type=dict[str, str])
+                return msgspec.json.decode(disk.read_regular(self.path), type=dict[str, str])
             raise
 
 

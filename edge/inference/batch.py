@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
+from broker_config.storage.checksums import digest_of
 from edge.bundle.bundle_format import Manifest, short_digest
 from edge.inference.class_prior import Prior
 from edge.inference.image_decoding import SUFFIXES, drop_annotated
@@ -108,7 +109,7 @@ def count_known(images: Sequence[Image], manifest: Manifest) -> int:
     labelled = images if known else ()
     for image in labelled:
         with suppress(OSError):  # it has been told as a failure
-            found += short_digest(hashlib.sha256(image.path.read_bytes()).hexdigest()) in known
+            found += short_digest(digest_of(image.path)) in known
     return found
 
 

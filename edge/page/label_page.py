@@ -118,7 +118,6 @@ class LabelPage:
     def close(self) -> None:
         """Finish what is being done."""
         self._thread.shutdown()
-        self._queue.close()
 
     async def _list(self, request: Request) -> Response:
         """The images that wait, the most instructive first; with `?count=1` only how many."""

@@ -68,7 +68,7 @@ def send_request(
                     "look into its log; edge-node bundle list shows what it serves",
                 )
             time.sleep(_PAUSE)
-        return msgspec.json.decode(answered.read_bytes(), type=Answer)
+        return msgspec.json.decode(disk.read_regular(answered), type=Answer)
     finally:
         asked.unlink(missing_ok=True)
         answered.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ class RequestQueue:
         """Each new request once; an unreadable one is logged."""
         for path in sorted(self._folder.glob("*.json")):
             try:
-                request = msgspec.json.decode(path.read_bytes(), type=Request)
+                request = msgspec.json.decode(disk.read_regular(path), type=Request)
             except FileNotFoundError:  # the command has given up
                 continue
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

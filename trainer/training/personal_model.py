@@ -249,7 +249,7 @@ def load_metadata(folder: Path) -> ModelMetadata:
     model_folder.check(folder)
     with _noticing_damage(folder):
         checksums.verify(folder, METADATA)
-        return msgspec.json.decode((folder / METADATA).read_bytes(), type=ModelMetadata)
+        return msgspec.json.decode(disk.read_regular(folder / METADATA), type=ModelMetadata)
 
 
 @contextlib.contextmanager
@@ -289,9 +289,9 @@ def load_training_images(folder: Path) -> tuple[TrainingImage, ...]:
 def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
     try:
         checksums.verify(folder, name)
-        return msgspec.json.decode((folder / name).read_bytes(), type=kind)
+        return msgspec.json.decode(disk.read_regular(folder / name), type=kind)
     except (
-        FileNotFoundError,
+        OSError,
         checksums.DamagedError,
         msgspec.DecodeError,
         UnicodeDecodeError,
