@@ -154,6 +154,6 @@ def _open(folder: Path) -> CheckedLog[Action]:
 def _damaged(path: Path, error: Exception) -> EdgeNodeError:
     return EdgeNodeError(
         f"the operator's actions in {path} cannot be read: {error}",
-        f"restore it from a copy, or remove {path} and {path}.newest: pause, drop or abort again "
-        "then, since nothing that was done so in the newest run holds any more",
+        f"restore it from a copy, or remove {path} and {path}.newest: pause or drop again then, "
+        "since nothing that an operator has done holds any more",
     )
