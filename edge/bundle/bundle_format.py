@@ -192,7 +192,7 @@ class Description(Struct, frozen=True, kw_only=True):
     method: str
     model: str
     round: Round
-    classes: Annotated[tuple[str, ...], Meta(min_length=2)]
+    classes: Annotated[tuple[messages.ClassName, ...], Meta(min_length=2)]
     # training images of each of the node's own classes; or unknown
     trained: dict[str, Annotated[int, Meta(ge=1)]] = {}
     # the images that trained it, by `short_digest`, 10,000 at most; or unknown

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
+from broker_config.protocol.names import show_name
 from broker_config.storage.checksums import digest_of
 from edge.bundle.bundle_format import Manifest, short_digest
 from edge.inference.class_prior import Prior
@@ -67,7 +68,7 @@ def find_images(paths: Sequence[Path]) -> list[Image]:
                 f"there are no images in {path}",
                 f"name a folder that holds files with {' '.join(SUFFIXES)}",
             )
-        found += [Image(_display_name(each), each) for each in inside]
+        found += [Image(show_name(each), each) for each in inside]
     return found
 
 
@@ -77,11 +78,6 @@ def _walk(folder: Path) -> Iterator[Path]:
         for each in files:
             if not each.startswith(".") and Path(each).suffix.lower() in SUFFIXES:
                 yield Path(place, each)
-
-
-def _display_name(path: Path) -> str:
-    """A name that can be printed: UTF-8, and one line."""
-    return replace_unprintable(os.fsencode(path).decode(errors="replace"), keep="")
 
 
 class FolderLabels(NamedTuple):

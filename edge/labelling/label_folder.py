@@ -8,6 +8,7 @@ copy gets its name.
 import re
 from pathlib import Path
 
+from broker_config.protocol.names import check_class_name, is_class_name
 from broker_config.storage import disk
 from edge.labelling.label_history import Labelling, Undo
 from edge.uncertainty.image_retention import STEM
@@ -26,11 +27,13 @@ class LabelFolder:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the class folders that are there, in alphabetic order."""
+        """The names of the class folders that are there, in alphabetic order;
+        `join` tells of those that no class can have.
+        """
         return sorted(
             path.name
             for path in self._folder.iterdir()
-            if path.is_dir() and not path.name.startswith(".")
+            if path.is_dir() and is_class_name(path.name)
         )
 
     @property
@@ -71,4 +74,5 @@ class LabelFolder:
                 path.unlink()
 
     def _hidden(self, label: str, file: str) -> Path:
+        check_class_name(label)  # it is a folder's name: none may lead out of ours
         return self._folder / label / f".{file}.{self._line}"

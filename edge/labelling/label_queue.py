@@ -5,7 +5,7 @@ The image stays for as long as that can be undone.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -94,14 +94,10 @@ class LabelQueue:
             # into a second class.
             self._strangers = self._folder.stems - set(map(_stem, self.history.labelled))
 
-    def classes(self, known: Sequence[str]) -> list[str]:
-        """What images can be labelled as: the model's classes,
-        and others that have a folder already.
-
-        EdgeNodeError when the folder cannot be read.
-        """
+    def folders(self) -> list[str]:
+        """Names of classes that have a folder; EdgeNodeError when they cannot be read."""
         with disk.writing(self._target):
-            return [*known, *(name for name in self._folder.classes if name not in known)]
+            return self._folder.classes
 
     def waiting(self) -> list[WaitingImage]:
         """The images that wait, the most instructive first.
@@ -292,7 +288,14 @@ class LabelQueue:
     def _read(self, image: KeptImage) -> Photo:
         """What the network saw of an image, in the file's own pixels."""
         photo = read_image(self._retention.folder / str(image.kept))
-        return photo.crop(image.seen) if image.seen else photo
+        if image.seen is None:
+            return photo
+        left, top, width, height = image.seen
+        if min(left, top) < 0 or min(width, height) < 1:
+            raise _not_seen(image)
+        if left + width > photo.image.width or top + height > photo.image.height:
+            raise _not_seen(image)
+        return photo.crop(image.seen)
 
 
 def _open_history(path: Path) -> LabelHistory:
@@ -304,6 +307,13 @@ def _open_history(path: Path) -> LabelHistory:
             f"restore it from a copy, or remove {path} and {path}.newest and start the line again: "
             "images that are in a class folder stay there, but who labelled them is not known",
         ) from None
+
+
+def _not_seen(image: KeptImage) -> ImageError:
+    return ImageError(
+        f"the network cannot have seen that part of {image.kept}",
+        "remove the image, and the JSON beside it",
+    )
 
 
 def _stem(name: str) -> str:

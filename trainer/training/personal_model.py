@@ -19,6 +19,7 @@ from torch import Tensor
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import (
     Aggregation,
+    ClassName,
     Digest,
     Head,
     Manifest,
@@ -56,7 +57,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     options: dict[str, Option]
     model: str
-    classes: Annotated[tuple[str, ...], msgspec.Meta(min_length=2)]
+    classes: Annotated[tuple[ClassName, ...], msgspec.Meta(min_length=2)]
     preprocessing: Preprocessing
     training: Training
     rounds: Round

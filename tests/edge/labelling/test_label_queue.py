@@ -16,6 +16,7 @@ from PIL import Image
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import checked_log, disk
+from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.tiling import View
@@ -173,10 +174,10 @@ def test_images_that_shall_teach_nothing_are_laid_aside_until_that_is_undone(pla
 def test_an_image_can_be_of_a_class_that_the_model_lacks_once_that_has_a_folder(
     plant: Plant,
 ) -> None:
-    assert plant.queue.classes(("red", "green")) == ["red", "green"]
-    for name in ("rust", "red", ".cache"):
+    assert plant.queue.folders() == []
+    for name in ("rust", "red", ".cache", os.fsdecode(b"Kratzer_\xe4"), "a\nb"):
         (plant.images / name).mkdir()
-    assert plant.queue.classes(("red", "green")) == ["red", "green", "rust"]
+    assert plant.queue.folders() == ["red", "rust"]
 
 
 def test_an_image_is_labelled_once_and_what_is_gone_is_left_out(plant: Plant) -> None:
@@ -299,6 +300,32 @@ def test_two_lines_with_one_images_folder_leave_each_other_s_images_alone(
     monkeypatch.setattr(queue._folder, "settle", settle_late)
     queue.label([first], "red", "ben")
     assert plant.labelled == {first: "red", second: "red"}
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/x", "", ".", "..", ".hidden", "a\\b"])
+def test_a_label_that_leads_out_of_the_folder_is_refused(plant: Plant, name: str) -> None:
+    """A model's classes are the coordinator's words."""
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    before = {*plant.images.parent.rglob("*")}
+    with pytest.raises(UsageError, match="cannot be called"):
+        plant.queue._folder.prepare(name, str(verdict.kept), b"")
+    assert {*plant.images.parent.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "seen", [[0, 0, 10**6, 10**6], [10**6, 0, 8, 8], [-8, -8, 8, 8], [0, 0, 0, 0], [0, 0, 1, -1]]
+)
+def test_a_part_that_nobody_can_have_seen_has_no_picture_and_no_label(
+    plant: Plant, seen: list[int]
+) -> None:
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    sidecar = (plant.kept / str(verdict.kept)).with_suffix(".json")
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_bytes()) | {"seen": seen}))
+    plant.restart()
+    assert plant.waiting == [verdict.kept]
+    with pytest.raises(ImageError, match=str(verdict.kept)):
+        plant.queue.picture(str(verdict.kept), 64)
+    assert plant.queue.label([str(verdict.kept)], "red", "anna") is None
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
