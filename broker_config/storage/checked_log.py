@@ -97,7 +97,7 @@ class CheckedLog(Generic[T]):
             line = msgspec.json.encode(_Line(sha256, msgspec.Raw(raw))) + b"\n"
             try:
                 file.truncate(start)  # a power cut may have left part of a line
-                _write_all(file, start, line)
+                write_line(file, start, line)
                 disk.sync(self.path.parent)
             except OSError:
                 with suppress(OSError):
@@ -163,7 +163,8 @@ def _chain(before: str, raw: bytes) -> str:
     return checksums.digest(before.encode() + raw)
 
 
-def _write_all(file: BinaryIO, start: int, data: bytes) -> None:
+def write_line(file: BinaryIO, start: int, data: bytes) -> None:
+    """Write a line at a place of an unbuffered file, through to the disk."""
     file.seek(start)
     left = memoryview(data)
     while left:

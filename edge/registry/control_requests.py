@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
+from edge.bundle.bundle_format import read_bundle
+from edge.inference.model_trial import ModelTrial
 from edge.inference.outcomes import new_id
 from edge.registry.bundle_store import BundleStore
 
@@ -122,6 +124,7 @@ def apply_offline(store: BundleStore, request: Request, verifier: "Verifier | No
         _check_candidate(store, digest)
     if verifier and is_rollback:
         verifier = verifier._replace(accept_older=True)
+    ModelTrial().check(read_bundle(store.path(digest)))
     model = load_model(store.path(digest), verifier)
     if is_rollback:
         store.record_rollback(request.by, "on purpose", failed=False)

@@ -21,6 +21,7 @@ from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.tiling import View
 from edge.labelling import label_queue
+from edge.labelling.label_folder import LabelFolder
 from edge.labelling.label_queue import UNDOABLE, DamagedHistoryError, LabelQueue
 from edge.uncertainty.image_retention import ImageRetention, Settings
 from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
@@ -291,13 +292,14 @@ def test_two_lines_with_one_images_folder_leave_each_other_s_images_alone(
     """Line-1 labels between another line's preparing of a copy and its giving it a name."""
     first, second = (str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2]))
     queue = plant.open(other)
-    settle = queue._folder.settle
+    settle = LabelFolder.settle
 
-    def settle_late(label: str) -> None:
+    def settle_late(self: LabelFolder, label: str) -> None:
+        monkeypatch.setattr(LabelFolder, "settle", settle)
         plant.queue.label([second], "red", "anna")
-        settle(label)
+        settle(self, label)
 
-    monkeypatch.setattr(queue._folder, "settle", settle_late)
+    monkeypatch.setattr(LabelFolder, "settle", settle_late)
     queue.label([first], "red", "ben")
     assert plant.labelled == {first: "red", second: "red"}
 
@@ -308,7 +310,7 @@ def test_a_label_that_leads_out_of_the_folder_is_refused(plant: Plant, name: str
     [verdict] = plant.inspect(DOUBTFUL[0])
     before = {*plant.images.parent.rglob("*")}
     with pytest.raises(UsageError, match="cannot be called"):
-        plant.queue._folder.prepare(name, str(verdict.kept), b"")
+        LabelFolder(plant.images, "line-1").prepare(name, str(verdict.kept), b"")
     assert {*plant.images.parent.rglob("*")} == before
 
 
@@ -402,9 +404,9 @@ def killed_after(steps: int) -> Iterator[None]:
             Path, "write_bytes", last(write, lambda path, data: write(path, data[: len(data) // 2]))
         )
         patch.setattr(os, "fsync", last(os.fsync))
-        append = checked_log._write_all
+        append = checked_log.write_line
         torn = last(append, lambda file, _, data: file.write(data[: len(data) // 2]))
-        patch.setattr(checked_log, "_write_all", torn)
+        patch.setattr(checked_log, "write_line", torn)
         yield
 
 
