@@ -53,11 +53,11 @@ class _Position(NamedTuple):
 class CheckedLog(Generic[T]):
     """A reader and writer of one log. For one thread at a time."""
 
-    def __init__(self, path: Path, expect: type[T], *, mode: int = 0o666) -> None:
-        """`expect` is the type of a value; `mode` is that of new files."""
+    def __init__(self, path: Path, decoder: msgspec.json.Decoder[T], *, mode: int = 0o666) -> None:
+        """`decoder` is that of a value; `mode` is that of new files."""
         self.path = path
         self._mode = mode
-        self._decode = msgspec.json.Decoder(expect).decode
+        self._decode = decoder.decode
         self._position = _Position()
         self._newest = path.with_name(f"{path.name}.newest")
 

@@ -5,6 +5,7 @@ a log to which is only appended, and in which each change is noticed.
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from broker_config.storage.checked_log import CheckedLog
@@ -53,7 +54,9 @@ class LabelHistory:
         self.labelled: set[str] = set()  # names of kept images
         self.newest: Labelling | Undo | None = None
         self._standing: dict[str, Labelling] = {}
-        self._log: CheckedLog[Labelling | Undo] = CheckedLog(path, Labelling | Undo)
+        self._log: CheckedLog[Labelling | Undo] = CheckedLog(
+            path, msgspec.json.Decoder(Labelling | Undo)
+        )
         for entry in self._log.read():
             self._apply(entry)
 

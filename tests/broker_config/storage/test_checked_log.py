@@ -5,11 +5,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker_config.storage.checked_log import CheckedLog
 from broker_config.storage.checksums import DamagedError
 
+STRINGS = msgspec.json.Decoder(str)
 ENTRIES = ["pause", "drop plant-a", "resume", "abort ü"]
 
 
@@ -17,18 +19,18 @@ ENTRIES = ["pause", "drop plant-a", "resume", "abort ü"]
 def path(tmp_path: Path) -> Path:
     """A log of ENTRIES."""
     found = tmp_path / "actions.jsonl"
-    log = CheckedLog(found, str)
+    log = CheckedLog(found, STRINGS)
     for entry in ENTRIES:
         log.append(entry)
     return found
 
 
 def read(path: Path) -> list[str]:
-    return CheckedLog(path, str).read()
+    return CheckedLog(path, STRINGS).read()
 
 
 def test_each_entry_is_read_once_and_in_order_also_by_who_writes(path: Path) -> None:
-    reader, writer = CheckedLog(path, str), CheckedLog(path, str)
+    reader, writer = CheckedLog(path, STRINGS), CheckedLog(path, STRINGS)
     assert reader.read() == ENTRIES
     assert reader.read() == []
     assert writer.append("more") == ENTRIES
@@ -52,7 +54,7 @@ def test_a_log_that_was_cut_between_two_lines_is_noticed(path: Path, kept: int) 
     with pytest.raises(DamagedError):
         read(path)
     with pytest.raises(DamagedError):
-        CheckedLog(path, str).append("more")
+        CheckedLog(path, STRINGS).append("more")
 
 
 @pytest.mark.parametrize(
@@ -73,10 +75,10 @@ def test_exchanged_missing_and_repeated_lines_are_noticed(
 
 
 def test_a_log_that_is_gone_is_noticed_by_new_and_by_old_readers(path: Path) -> None:
-    reader = CheckedLog(path, str)
+    reader = CheckedLog(path, STRINGS)
     reader.read()
     path.unlink()
-    for each in (reader, CheckedLog(path, str)):
+    for each in (reader, CheckedLog(path, STRINGS)):
         with pytest.raises(DamagedError):
             each.read()
 
@@ -91,14 +93,14 @@ def test_half_a_line_of_a_power_cut_is_no_entry_and_makes_room_for_the_next(path
     for half in (last[: len(last) // 2], bytes(100)):
         path.write_bytes(whole + half)
         assert read(path) == ENTRIES
-    CheckedLog(path, str).append("more")
+    CheckedLog(path, STRINGS).append("more")
     assert read(path) == [*ENTRIES, "more"]
 
 
 def test_a_kill_before_the_number_of_lines_was_noted_is_no_damage(path: Path) -> None:
     newest = path.with_name(f"{path.name}.newest")
     before = newest.read_bytes()
-    CheckedLog(path, str).append("more")
+    CheckedLog(path, STRINGS).append("more")
     for content in (before, b"", before[:-3]):
         newest.write_bytes(content)
         assert read(path) == [*ENTRIES, "more"]
@@ -110,7 +112,7 @@ def test_those_who_append_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with ThreadPoolExecutor(8) as threads:
         numbers = [str(number) for number in range(64)]
-        appended = [threads.submit(CheckedLog(path, str).append, each) for each in numbers]
+        appended = [threads.submit(CheckedLog(path, STRINGS).append, each) for each in numbers]
         for each in appended:
             each.result()
     assert sorted(read(path)) == sorted(numbers)
@@ -119,7 +121,7 @@ def test_those_who_append_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_what_the_disk_does_not_take_has_not_happened(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = CheckedLog(path, str)
+    log = CheckedLog(path, STRINGS)
 
     def fail(_: int) -> None:
         raise OSError(28, "no space left on device")
@@ -135,7 +137,7 @@ def test_what_the_disk_does_not_take_has_not_happened(
 
 def test_a_pipe_is_an_error_and_nobody_waits_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log.jsonl")
-    log = CheckedLog(tmp_path / "log.jsonl", str)
+    log = CheckedLog(tmp_path / "log.jsonl", STRINGS)
     with pytest.raises(OSError, match="pipe"):
         log.read()
     with pytest.raises(OSError, match="pipe"):

@@ -148,7 +148,7 @@ class ActionReader:
 
 
 def _open(folder: Path) -> CheckedLog[Action]:
-    return CheckedLog(folder / FILE, Action, mode=0o600)
+    return CheckedLog(folder / FILE, _decoder, mode=0o600)
 
 
 def _damaged(path: Path, error: Exception) -> EdgeNodeError:
@@ -157,3 +157,6 @@ def _damaged(path: Path, error: Exception) -> EdgeNodeError:
         f"restore it from a copy, or remove {path} and {path}.newest: pause or drop again then, "
         "since nothing that an operator has done holds any more",
     )
+
+
+_decoder = msgspec.json.Decoder(Action)
