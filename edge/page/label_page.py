@@ -3,6 +3,9 @@ one after another or many at once.
 """
 
 import asyncio
+import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,7 +14,7 @@ from typing import TypeVar
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.daemon.prometheus_metrics import Reading
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.pipeline import Pipeline
@@ -23,6 +26,7 @@ from edge.uncertainty.performance import held_out_performance
 
 PATH = "/labels/"
 _SIDES = {"small": 192, "large": 1024}  # pixels of a picture
+_LOOK = 5.0  # seconds between two looks at which classes have a folder
 _FRESH = {b"cache-control": b"no-store"}
 _SAME_FOR_EVER = {b"cache-control": b"private, max-age=86400, immutable"}
 
@@ -54,6 +58,9 @@ class LabelPage:
         self._queue = queue
         # the queue's; inspection goes on meanwhile
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="labels")
+        self._folders: list[str] = []  # names of classes
+        self._looked_at = -math.inf
+        self._look()
         self._field: tuple[str, FieldAccuracy | None] = "", None  # of the model with this digest
 
     @property
@@ -70,8 +77,21 @@ class LabelPage:
 
     @property
     def classes(self) -> list[str]:
-        """What images can be labelled as."""
-        return self._queue.classes(self._pipeline.model.manifest.classes)
+        """What images can be labelled as, as far as was known at the last look into the folder.
+
+        Others can see and change the folder; it may be large, slow or away. So it is looked at in
+        the queue's thread, and no page waits for it.
+        """
+        now = time.monotonic()
+        if now - self._looked_at > _LOOK:
+            self._looked_at = now
+            self._thread.submit(self._look)
+        known = self._pipeline.model.manifest.classes
+        return [*known, *(name for name in self._folders if name not in known)]
+
+    def _look(self) -> None:
+        with contextlib.suppress(EdgeNodeError):  # it is away: who labels an image is told
+            self._folders = self._queue.folders()
 
     @property
     def field(self) -> FieldAccuracy | None:
@@ -118,13 +138,13 @@ class LabelPage:
     def close(self) -> None:
         """Finish what is being done."""
         self._thread.shutdown()
-        self._queue.close()
 
     async def _list(self, request: Request) -> Response:
         """The images that wait, the most instructive first; with `?count=1` only how many."""
         waiting = await self._do(self._queue.waiting)
         found: dict[str, object] = {"line": self._line, "waiting": len(waiting)}
         if request.query("count", "") != "1":
+            await self._do(self._look)
             found |= {"classes": self.classes, "images": waiting}
         return Response.json(found, headers=_FRESH)
 
@@ -137,6 +157,7 @@ class LabelPage:
 
     async def _label(self, request: Request) -> Response:
         given = await request.json(Labels)
+        await self._do(self._look)
         if given.label is not None and given.label not in self.classes:
             raise RequestError(
                 f"there is no class {given.label!r}",

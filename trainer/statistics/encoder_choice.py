@@ -120,7 +120,7 @@ class EncoderLosses(msgspec.Struct, kw_only=True):
         or it is damaged.
         """
         try:
-            return msgspec.json.decode((folder / FILE).read_bytes(), type=EncoderLosses)
+            return msgspec.json.decode(disk.read_regular(folder / FILE), type=EncoderLosses)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return EncoderLosses()
 

@@ -192,6 +192,7 @@ class _Coordinator:
         self._most_dropped = spec.nodes - least_nodes(spec) - len(gone)
         self._actions = ActionReader(ledger.folder, spec.run)
         actions = self._actions.read()
+        self._unread = ""  # why later ones cannot be read
         self._postponed = [
             each for each in actions if each.what == "drop" and each.node in ledger.survivors
         ]
@@ -317,11 +318,23 @@ class _Coordinator:
         self._connection.repeat_roll_call()
         postponed = self._postponed
         self._postponed = []
-        for action in (*postponed, *self._actions.read()):
+        for action in (*postponed, *self._new_actions()):
             self._act(action)
         members = self._state.rounds.members if self._state.was_over else ()
         heard = [node for node in members if self._membership.session(node) is not None]
         self._advance(states.Tick(time.monotonic(), self._ledger.finished, heard))
+
+    def _new_actions(self) -> list[Action]:
+        """What the operator has done since the last time; what was done before holds on
+        when the file is damaged meanwhile.
+        """
+        try:
+            return self._actions.read()
+        except EdgeNodeError as error:
+            if error.what != self._unread:
+                self._unread = error.what
+                self._note(f"{error.what}; {error.remedy}")
+            return []
 
     def _act(self, action: Action) -> None:
         if action.what == "drop" and self._state.rounds.status is rounds.Status.UNMASKING:

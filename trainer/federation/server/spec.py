@@ -24,6 +24,7 @@ from broker_config.protocol.messages import (
     TensorSpec,
     Training,
 )
+from broker_config.protocol.names import check_class_name
 from trainer.data.class_names import find_fault
 from trainer.federation import masking, update_codec
 from trainer.federation.masking import grid
@@ -274,6 +275,8 @@ def _check(
             f"a federation needs two or more different classes, not {', '.join(classes)}",
             "name each class once",
         )
+    for name in classes:
+        check_class_name(name)
     for what, number, most in (
         ("a sample of", participation.sample or nodes, nodes),
         ("a quorum of", participation.quorum or 1, participation.sample or nodes),
