@@ -168,8 +168,8 @@ class ImagePrivacy(Struct, frozen=True):
 REVISION = 2
 """Of this protocol. Nodes and runs of an earlier one take part wherever they can.
 
-1: nodes know totals in broadcasts (`Spec.first_totals`). 2: masks and noise are bound to the spec; there are
-choosing runs.
+1: nodes know totals in broadcasts (`Spec.first_totals`). 2: masks and noise are bound to the spec;
+there are choosing runs.
 """
 
 

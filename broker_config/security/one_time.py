@@ -23,7 +23,8 @@ def digest_spec(spec: Spec | VflSpec) -> str:
 
     Of the name of its type, a line feed, and its fields as JSON without white space, keys in order.
     A field that has its default is left out, so that versions with more fields agree; a floating
-    point number is the text of its eight bytes, in hexadecimal, the highest first.
+    point number is an object with the text of its eight bytes, in hexadecimal, the highest first,
+    as `double`.
     """
     fields = msgspec.json.encode(_express(spec), order="sorted")
     return hashlib.sha256(type(spec).__name__.encode() + b"\n" + fields).hexdigest()
@@ -51,7 +52,7 @@ def _express(value: Any) -> Any:
         return {str(name): _express(content) for name, content in value.items()}
     if isinstance(value, list | tuple):
         return [_express(content) for content in value]
-    return struct.pack(">d", value).hex() if isinstance(value, float) else value
+    return {"double": struct.pack(">d", value).hex()} if isinstance(value, float) else value
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

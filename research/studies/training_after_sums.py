@@ -1,4 +1,4 @@
-"""What training adds to the model of a federation's first sums, on the tuning pool.
+"""Gains of training over the model of a federation's first sums, on the tuning pool.
 
     python -m research.studies.training_after_sums neu_cls=NEU xsdd=XSDD
 

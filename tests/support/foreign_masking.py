@@ -366,4 +366,4 @@ def numbers(value: Any) -> Any:
         return {name: numbers(each) for name, each in value.items()}
     if isinstance(value, list):
         return [numbers(each) for each in value]
-    return struct.pack(">d", value).hex() if isinstance(value, float) else value
+    return {"double": struct.pack(">d", value).hex()} if isinstance(value, float) else value

@@ -17,7 +17,7 @@ import numpy as np
 from broker_config.protocol.messages import ImagePrivacy, TensorSpec, Training
 from trainer.models.fusion import SINGLE, Fusion
 from trainer.models.initial_weights import Shape, init_linear
-from trainer.models.named_tensors import Arrays, select
+from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -300,6 +300,16 @@ class Method(NamedTuple):
 
 
 Factory = Callable[..., Method]
+
+
+def sent_tensors(method: Method, first: Arrays) -> tuple[str, ...]:
+    """Prefixes of the tensors that leave a node, without those that training cannot change.
+
+    Of all that a node has nothing else leaves it, whatever a spec asks for.
+    """
+    sends = method.sends(first)
+    sent = select(first, sends)
+    return tuple(without_frozen(sent)) if any(map(is_frozen, sent)) else sends
 
 
 def send_prefixes(*prefixes: str) -> Callable[[Arrays], tuple[str, ...]]:

@@ -52,7 +52,8 @@ class Account:
             (each.run, each.round, each.basis) == (run, round_, basis) for each in self._releases
         ):
             return
-        if (epsilon := self._epsilon_with(squared)) > self._most:
+        epsilon = self._epsilon_with(squared)
+        if not epsilon <= self._most:  # also what is no number
             raise EdgeNodeError(
                 f"round {round_} would spend epsilon {epsilon:.3g} of this plant's images, "
                 f"and it demands {self._most:.3g} at most",

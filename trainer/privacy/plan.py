@@ -66,7 +66,7 @@ def make_privacy(
         raise UsageError(
             f"privacy cannot be had with this value: {error}", "write for example epsilon=3"
         ) from error
-    _check_method(method, training, first)
+    check_method(method, training, first)
     steps = (rounds - _count_messages(method)) * count_steps(method)
     messages = _count_messages(method)
     given = {
@@ -100,7 +100,8 @@ def squared_distance(spec: Spec, method: Method, round_: int) -> float:
     assert spec.privacy is not None
     if is_statistics_round(spec, round_):
         return _squared(SENSITIVITY, spec.privacy.sums)
-    return count_steps(method) * _squared(_GRADIENT_SENSITIVITY, spec.privacy.noise)
+    steps = count_steps(method)
+    return steps * _squared(_GRADIENT_SENSITIVITY, spec.privacy.noise) if steps else 0.0
 
 
 def planned_epsilon(spec: Spec) -> float:
@@ -123,7 +124,10 @@ def describe(spec: Spec) -> str:
 
 
 def _squared(sensitivity: float, noise: float) -> float:
-    return (sensitivity / noise) ** 2 if noise else inf
+    if not noise:
+        return inf
+    distance = sensitivity / noise
+    return distance * distance  # infinite where it is beyond a double
 
 
 def _count_messages(method: Method) -> int:
@@ -138,7 +142,17 @@ def _round_up(noise: float) -> float:
     return float(f"{noise * (1 + 0.5 * 10 ** (1 - _DIGITS)):.{_DIGITS}g}")
 
 
-def _check_method(method: Method, training: Training, first: Arrays) -> None:
+def check_method(method: Method, training: Training, first: Arrays) -> None:
+    """Check that noise can hide an image in all that leaves the nodes of a method.
+
+    Args:
+        method: of the federation.
+        training: of the federation.
+        first: its first broadcast, of which names alone count.
+
+    Raises:
+        UsageError: it cannot.
+    """
     if obstacle := _find_obstacle(method, first):
         raise UsageError(
             f"this method cannot be private: {obstacle}",

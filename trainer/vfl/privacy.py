@@ -15,6 +15,7 @@ from collections import Counter
 from math import ceil, inf, sqrt
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from broker_config.protocol.errors import EdgeNodeError
@@ -62,11 +63,19 @@ def run_secret(secret: bytes, spec: VflSpec) -> bytes:
     return derive_key(secret, b"embeddings", digest_spec(spec).encode())
 
 
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run has told of a product."""
+
+    rounds: int = 0  # of which it takes part in
+    again: int = 0  # further embeddings of a round that was begun again
+    squared: float = 0.0  # distance, in deviations of the noise
+
+
 class ProtectionAccount:
     """What a sensor's runs have told of one product, in a file of its state folder.
 
-    A product's sample has the same embedding at the beginning of two runs, and noise of its own in
-    each: what both tell adds up.
+    A product's sample has the same embedding at the beginning of two runs, and nearly the same
+    whenever a round is begun again, with noise of its own each time: what all tell adds up.
 
     Raises:
         EdgeNodeError: the file is damaged.
@@ -75,8 +84,7 @@ class ProtectionAccount:
     def __init__(self, folder: Path):
         self._path = folder / "protection.json"
         try:
-            # squared distance in deviations of the noise, by the digest of a run's spec
-            self._spent = checksums.read_record(self._path, dict[str, float]) or {}
+            self._told = checksums.read_record(self._path, dict[str, _Told]) or {}
         except checksums.DamagedError as error:
             raise EdgeNodeError(
                 f"the account of what this sensor's embeddings have told, {self._path}, is "
@@ -85,24 +93,36 @@ class ProtectionAccount:
                 "spent on top",
             ) from error
 
-    def spend(self, spec: VflSpec, rounds: int) -> None:
+    def spend(self, spec: VflSpec, round_: int) -> None:
         """Write down, before a round's embeddings leave, what a product has spent by then."""
         if not spec.privacy.clip * spec.privacy.multiplier:
             return
-        squared = 4 * count_releases(spec, rounds) / spec.privacy.multiplier**2
         run = digest_spec(spec)
-        if squared > self._spent.get(run, 0.0):
-            self._spent[run] = squared
-            with disk.writing(self._path.parent):
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                checksums.write_record(self._path, self._spent)
+        before = self._told.get(run, _Told())
+        rounds = max(before.rounds, round_)
+        again = before.again + (round_ <= before.rounds)
+        copies = 2 if spec.denoising.target == "noisy" and spec.denoising.rounds else 1
+        times = count_releases(spec, rounds) + copies * again
+        squared = 4 * times / spec.privacy.multiplier**2
+        self._told[run] = _Told(rounds=rounds, again=again, squared=squared)
+        with disk.writing(self._path.parent):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            checksums.write_record(self._path, self._told)
 
     def describe(self, spec: VflSpec) -> str:
-        """What a product has spent in all runs; "" where that is this one alone."""
-        if len(self._spent) < 2 or digest_spec(spec) not in self._spent:
+        """What a product has spent in all; "" where that is what so many rounds of one run cost."""
+        told = self._told.get(digest_spec(spec))
+        if told is None or (len(self._told) < 2 and not told.again):
             return ""
-        epsilon = accountant.spent_epsilon(sqrt(sum(self._spent.values())), DELTA)
-        return f"in all of this sensor's {len(self._spent)} runs together, epsilon {epsilon:.3g}"
+        epsilon = accountant.spent_epsilon(
+            sqrt(sum(each.squared for each in self._told.values())), DELTA
+        )
+        runs = len(self._told)
+        begun = sum(each.again for each in self._told.values())
+        return (
+            f"with all of this sensor's runs ({runs}) and rounds that were begun again ({begun}), "
+            f"epsilon {epsilon:.3g}"
+        )
 
 
 def count_releases(spec: VflSpec, rounds: int) -> int:

@@ -58,11 +58,11 @@ def test_the_digest_is_that_of_the_page() -> None:
     )
     text = (
         '{"classes":["a","b"],"federation":"steel","method":"fedavg","model":"small","nodes":3,'
-        '"options":{"epochs":3,"share":"3fe0000000000000"},"preprocessing":{"size":32},'
-        '"privacy":{"noise":"4000000000000000"},"quorum":3,"rounds":2,"run":"0123456789abcdef",'
+        '"options":{"epochs":3,"share":{"double":"3fe0000000000000"}},"preprocessing":{"size":32},'
+        '"privacy":{"noise":{"double":"4000000000000000"}},"quorum":3,"rounds":2,"run":"0123456789abcdef",'
         '"seed":7,"sends":["b"],"software":"0.1.0",'
         '"tensors":{"a":{"dtype":"int64","scale":3,"shape":[]},"b":{"scale":51,"shape":[2]}},'
-        '"training":{"learning_rate":"3fd0000000000000"}}'
+        '"training":{"learning_rate":{"double":"3fd0000000000000"}}}'
     )
     assert digest_spec(spec) == hashlib.sha256(f"Spec\n{text}".encode()).hexdigest()
 

@@ -1,5 +1,6 @@
 """A node's account: all that it has released, once each."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -46,3 +47,13 @@ def test_no_more_is_spent_than_a_plant_demands() -> None:
         account.spend("run", 4, "basis", 0.25)
     account.spend("run", 3, "basis", 0.25)
     assert account.epsilon == spent_epsilon(1.0)
+
+
+@pytest.mark.parametrize("squared", [math.nan, math.inf])
+def test_what_costs_no_finite_epsilon_is_refused_by_a_plant_that_demands_one(
+    squared: float,
+) -> None:
+    account = Account(most=5)
+    with pytest.raises(EdgeNodeError):
+        account.spend("1" * 16, 1, "basis", squared)
+    assert account.epsilon == 0

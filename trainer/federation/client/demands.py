@@ -134,7 +134,8 @@ def _check_epsilon(spec: Spec, most: float) -> None:
             "ask its coordinator for edge-node coordinate --privacy epsilon=3, or leave out "
             "--demand epsilon",
         )
-    if (planned := planned_epsilon(spec)) > most:
+    planned = planned_epsilon(spec)
+    if not planned <= most:  # also what is no number
         raise UsageError(
             f"federation {spec.federation!r} would spend epsilon {planned:.3g} of this plant's "
             f"images, and it demands {most:.3g} at most",

@@ -4,17 +4,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Spec, TensorSpec
 from broker_config.protocol.round_contents import BOUND_REVISION, hides_contributions
 from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import scale_for
 from trainer.methods import make
-from trainer.methods.base import Method
+from trainer.methods.base import Method, sent_tensors
 from trainer.methods.statistics_head import list_encoders, put_below
 from trainer.models.catalogue import FEATURES
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network
+from trainer.privacy.plan import check_method
 from trainer.training.seeding import generator
 
 
@@ -38,6 +39,21 @@ def check_spec(spec: Spec) -> None:
     statistics = method.statistics.shapes(broadcast, network.shape) if method.statistics else {}
     _compare(spec, spec.tensors, {name: array.shape for name, array in broadcast.items()})
     _compare(spec, spec.relays, relays)
+    if (expected := sent_tensors(method, broadcast)) != spec.sends:
+        others = abbreviate(", ".join(sorted({*spec.sends} ^ {*expected})), 100)
+        raise UsageError(
+            f"the coordinator of federation {spec.federation!r} asks for other tensors than "
+            f"{spec.method} sends: {others}",
+            "nothing was sent; ask its operator why, and join no run of it before",
+        )
+    begins = bool(method.statistics and method.statistics.begin)
+    if spec.statistics_first != begins or (not method.train and spec.rounds != 1):
+        raise UsageError(
+            f"the rounds of federation {spec.federation!r} are not those of {spec.method}",
+            "nothing was sent; ask its operator why, and join no run of it before",
+        )
+    if spec.privacy is not None:
+        check_method(method, spec.training, broadcast)
     if spec.statistics != statistics:
         raise UsageError(
             "the coordinator asks for other statistics than this edge-node computes",

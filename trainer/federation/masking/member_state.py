@@ -62,6 +62,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     survivors: tuple[Name, ...] = ()
     masked: str = ""  # digest of the contribution that its masks were used for
     released: str = ""  # digest of that contribution behind them: no other bytes leave the node
+    # the newest round with masks of each run that the node was in before this one
+    earlier: dict[str, int] = {}
 
     @property
     def can_mask(self) -> bool:
@@ -86,7 +88,11 @@ def begin(member: Member, record: Record | None, round_: int) -> Record:
     """
     if record is None or record.run != member.run or record.round < round_:
         root = mask_keys.draw_root().hex()
-        return Record(run=member.run, round=round_, root=root, spec=member.spec)
+        earlier = {} if record is None else {**record.earlier, record.run: record.round}
+        reached = earlier.pop(member.run, 0)
+        if round_ <= reached:
+            raise went_back(round_, reached)
+        return Record(run=member.run, round=round_, root=root, spec=member.spec, earlier=earlier)
     if record.spec != member.spec:
         raise EdgeNodeError(
             f"round {record.round} was begun under another spec of this run: masks are used once",
@@ -274,6 +280,9 @@ def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) 
         )
     _check_neighbours(member, record, there)
     _check_holders(member, record, survivors)
+    if member.sums(record.round) and there != set(record.counted):
+        # the same sums come again in another round of the run, and both would tell those left out
+        raise _lie(record, "leaves nodes out of sums that all of them have to be in")
     return replace(record, survivors=survivors)
 
 

@@ -31,11 +31,11 @@ from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
 from trainer.methods import RECOMMENDED, complete_options, make
-from trainer.methods.base import MODEL, Method, Phase
+from trainer.methods.base import MODEL, Method, Phase, sent_tensors
 from trainer.methods.statistics_head import add_candidates, list_encoders
 from trainer.models.catalogue import DEFAULT_SIZE, FEATURES, ONLY_SIZE
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
-from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
+from trainer.models.named_tensors import Arrays
 from trainer.option_values import allowed
 from trainer.privacy.plan import make_privacy
 from trainer.training.seeding import generator
@@ -207,7 +207,7 @@ def draft(
         tensors={
             name: TensorSpec(array.shape, scale(array, nodes)) for name, array in broadcast.items()
         },
-        sends=_without_frozen(method.sends(broadcast), broadcast),
+        sends=sent_tensors(method, broadcast),
         sample=participation.sample,
         deadline=participation.deadline,
         aggregation=aggregation,
@@ -333,12 +333,6 @@ def _size(request: Request) -> int:
             f"leave out --size, or take {only}",
         )
     return request.size or DEFAULT_SIZE[request.model]
-
-
-def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...]:
-    """The tensors that nodes send, without those that training cannot change."""
-    sent = select(broadcast, sends)
-    return tuple(without_frozen(sent)) if any(map(is_frozen, sent)) else sends
 
 
 def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:

@@ -164,6 +164,12 @@ class SensorTrainer:
         values, missing = taken
         begun = time.monotonic()
         samples = torch.from_numpy(values.copy())
+        if self.spec.privacy.clip and len({*products}) < len(products):
+            raise EdgeNodeError(
+                f"round {frame.round} names a product more than once: its embedding would leave "
+                "with several noises",
+                "nothing of this round was sent; have the head's label file name each product once",
+            )
         self._account.spend(self.spec, frame.round)
         sent = release(self.spec, self.sensor, samples, frame.round)
         frames = tensor_frames.embedding_frames(

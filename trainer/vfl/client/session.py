@@ -59,6 +59,7 @@ from trainer.vfl.client.session_state import (
 )
 from trainer.vfl.client.target_round import check_frame, positions_to_keep
 from trainer.vfl.process_setup import EVENT_QUEUE, set_up_process
+from trainer.vfl.server.spec import check_combinations
 
 _TICK = 0.2  # seconds
 _LOOK = 0.02  # seconds between two looks for new rows
@@ -86,6 +87,7 @@ def take_part(
         NewRunError: it is to take part in that one (`session_state`).
         EdgeNodeError: with what to do about it.
     """
+    check_combinations(spec)
     set_up_process(spec.threads)
     with disk.lock_folder(folder):
         checkpoint.keep_spec(folder, spec)

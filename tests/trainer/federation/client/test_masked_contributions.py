@@ -236,3 +236,23 @@ def test_other_bytes_than_have_left_never_leave(nodes: Nodes) -> None:
     checkpoint.save_masks(nodes.folder / A, msgspec.structs.replace(kept, released="0" * 64))
     with pytest.raises(EdgeNodeError):
         nodes.start(A).mask(store, nodes.method, progress)
+
+
+def test_a_round_is_never_begun_again_after_another_run(nodes: Nodes) -> None:
+    """Run A, another run, A again with the same spec: a second sum of the same round would tell
+    what one plant has sent.
+    """
+    nodes.share()
+    kept = checkpoint.load_masks(nodes.folder / A)
+    assert kept is not None
+    spec = nodes.spec
+    nodes.spec = msgspec.structs.replace(spec, run="b" * 16)
+    nodes.start(A).begin(1)
+    nodes.start(A).begin(2)
+    nodes.spec = spec
+    with pytest.raises(EdgeNodeError):
+        nodes.start(A).begin(1)
+    nodes.start(A).begin(2)
+    nodes.spec = msgspec.structs.replace(spec, run="b" * 16)
+    with pytest.raises(EdgeNodeError):
+        nodes.start(A).begin(2)

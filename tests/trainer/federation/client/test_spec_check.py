@@ -96,7 +96,8 @@ def test_a_node_that_is_told_of_terabytes_connects_to_nobody_and_holds_nothing(
 def test_a_run_whose_masks_or_noise_could_hide_two_things_is_refused_by_its_name(
     hides: dict[str, Any],
 ) -> None:
-    spec = msgspec.structs.replace(drafted("fedavg")[0], **hides)
+    spec, _ = drafted("fedavg", batch_norm="eval")
+    spec = msgspec.structs.replace(spec, **hides)
     check_spec(spec)
     old = msgspec.structs.replace(spec, revision=1)
     with pytest.raises(UsageError, match=spec.run):
@@ -115,3 +116,29 @@ def test_scales_that_do_not_follow_from_the_first_broadcast_are_refused(masked: 
         tensors = {**spec.tensors, name: other}
         with pytest.raises(UsageError, match=name):
             check_scales(msgspec.structs.replace(spec, tensors=tensors), broadcast)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "gaussian", "afedcl_plus"])
+def test_nothing_leaves_a_node_but_what_its_method_sends(method: str) -> None:
+    spec, _ = drafted(method)
+    for sends in (
+        (*spec.sends, "exact.statistics.images"),
+        (*spec.sends, "classifier", "personal"),
+        ("",),
+    ):
+        with pytest.raises(UsageError, match="sends"):
+            check_spec(msgspec.structs.replace(spec, sends=sends))
+
+
+@pytest.mark.parametrize("changes", [{"rounds": 3}, {"statistics_first": True}])
+def test_rounds_of_sums_are_those_of_the_method(changes: dict[str, Any]) -> None:
+    """A round in which nothing is trained, or sums too many, would cost nothing by the account."""
+    with pytest.raises(UsageError):
+        check_spec(msgspec.structs.replace(drafted("gaussian")[0], **changes))
+
+
+@pytest.mark.parametrize("method", ["pfedfda", "ditto", "scaffold", "afedcl"])
+def test_a_method_in_which_noise_hides_nothing_is_refused_at_the_node(method: str) -> None:
+    spec = msgspec.structs.replace(drafted(method)[0], privacy=ImagePrivacy(noise=50, sums=50))
+    with pytest.raises(UsageError, match="private"):
+        check_spec(spec)
