@@ -10,14 +10,14 @@ by sampling: whoever draws batches at random may not claim any here.
 """
 
 from collections.abc import Callable
-from math import erfc, exp, inf, log, log1p, pi, sqrt
+from math import erfc, exp, inf, isnan, log, log1p, pi, sqrt
 
 # of the guarantee that is reported; below 1 / images of any plant, and the same for all
 DELTA = 1e-5
 
 
 def spent_epsilon(distance: float, delta: float = DELTA) -> float:
-    """Epsilon of releases at this delta; infinite without noise.
+    """Epsilon of releases at this delta; infinite without noise, or if the distance is no number.
 
     Args:
         distance: the root of the sum of their squared distances.
@@ -25,6 +25,8 @@ def spent_epsilon(distance: float, delta: float = DELTA) -> float:
     """
     if distance in (0.0, inf):
         return distance
+    if isnan(distance):
+        return inf
     low = 0.0
     high = 1.0
     while noise_delta(distance, high) > delta:

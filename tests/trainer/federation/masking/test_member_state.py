@@ -404,6 +404,24 @@ def test_a_class_of_one_plant_or_two_is_not_summed_whatever_the_coordinator_says
     refuses(round_, record, step(survivors=survivors), "sums class 1 over fewer than 3 nodes")
 
 
+def test_sums_leave_nobody_out_whose_masks_count() -> None:
+    """The same sums may come again in another round: both together would tell those of one."""
+    classes = dict.fromkeys(CLASSES, (0, 1))
+    round_ = MaskedRound(6, classes=classes)
+    until(round_, "is_gathered")
+    while round_.masking.shares.keys() != {*round_.names}:
+        way = round_._choose()
+        assert way
+        round_.deliver(*way)
+    record = round_.records[NODE]
+    assert record is not None
+    record = msgspec.structs.replace(record, counted=round_.names)
+    survivors = tuple(name for name in round_.names if name != "plant-2")
+    with pytest.raises(EdgeNodeError):
+        member_state.advance(round_.members[NODE], record, step(survivors=survivors))
+    member_state.advance(round_.members[NODE], record, step(survivors=round_.names))
+
+
 def test_classes_are_told_under_the_signature_of_who_has_them() -> None:
     """A coordinator cannot make holders up."""
     round_ = MaskedRound(6, classes=CLASSES)
