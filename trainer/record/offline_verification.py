@@ -581,15 +581,20 @@ def _compare_service(record: Result, bundle: Result) -> None:
     found = list(_service(record.history, bundle.bundle))
     origin = bundle.origin
     seal = record.seal
-    is_told = found and seal and seal.name and origin and bundle.is_signed
-    if is_told and (seal.federation, seal.name) != (origin.federation, origin.node):
+    counts = bundle.is_signed and not bundle.refused
+    if counts and found and seal and seal.name and origin:
+        _check_line(record.path, seal, bundle.path, origin)
+    bundle.says += [f"served by the line of {record.path} {period}" for period in found]
+
+
+def _check_line(record: Path, seal: Seal, bundle: Path, origin: Origin) -> None:
+    """Raise RefusedError unless the node that signs a line's record has signed its bundle, too."""
+    if (seal.federation, seal.name) != (origin.federation, origin.node):
         raise RefusedError(
-            f"the record {record.path} is signed by {seal.name} in federation "
-            f"{seal.federation!r}, and its line has served {bundle.path}, a bundle of "
-            f"{origin.node} in {origin.federation!r}",
+            f"the record {record} is signed by {seal.name} in federation {seal.federation!r}, and "
+            f"its line has served {bundle}, a bundle of {origin.node} in {origin.federation!r}",
             f"have it exported with the --kit of the line's own node, {origin.node}; else {ASK}",
         )
-    bundle.says += [f"served by the line of {record.path} {period}" for period in found]
 
 
 def _compare_origin(result: Result, origin: Origin, records: Sequence[Result]) -> None:

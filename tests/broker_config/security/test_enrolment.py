@@ -446,11 +446,11 @@ def test_no_keys_are_made_for_a_name_that_a_member_cannot_have(
 # Keys that were revoked, and names that are another's
 
 
-def keys_of(plant: Plant) -> Keys:
+def keys_of(plant: Plant) -> Keys | kit.Kit:
     return kit.read_keys(plant.place.kit, plant.passphrase)
 
 
-def request_of(folder: Path, keys: Keys) -> certificate_request.CertificateRequest:
+def request_of(folder: Path, keys: Keys | kit.Kit) -> certificate_request.CertificateRequest:
     path = folder / "x.request"
     path.write_text(certificate_request.encode(keys))
     return certificate_request.read(path)
