@@ -63,6 +63,14 @@ def test_the_coordinators_rounds_are_listed(left: Path) -> None:
     )
 
 
+def test_what_it_recorded_is_verified(untouched: Path) -> None:
+    finished = untouched / "finished"
+    told = succeed(["verify", finished / "coordinator", finished / "plant-a", untouched / "bundle"])
+    assert f"{ROUNDS} of {ROUNDS} rounds closed" in told
+    assert f"plant-a contributed to rounds 1-{ROUNDS} there" in told
+    succeed(["verify", untouched / "suspended" / "coordinator"])
+
+
 def test_a_suspended_federation_goes_on_and_ends_as_it_did_then(
     mosquitto: EmbeddedBroker, left: Path
 ) -> None:

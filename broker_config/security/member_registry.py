@@ -4,6 +4,7 @@ each change makes a new one.
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -67,6 +68,11 @@ class RegisteredMember(Struct, frozen=True, kw_only=True):
         return self.passphrase or self.pair.public
 
     @property
+    def key_fingerprints(self) -> tuple[str, ...]:
+        """Those of its public keys, each by itself."""
+        return _fingerprints(self.pair.public, self.signing_key)
+
+    @property
     def fingerprint(self) -> str:
         """That of its public keys, as whoever has made them sees it."""
         return request_fingerprint(self.pair.public, self.signing_key)
@@ -86,6 +92,8 @@ class IssuedCertificate(Struct, frozen=True, kw_only=True):
     serial: str
     expires: Moment
     revoked: Moment | None = None
+    # fingerprints of its keys, each by itself; empty: a version that did not keep them issued it
+    keys: tuple[str, ...] = ()
 
 
 class MemberRegistry(Struct, frozen=True, kw_only=True):
@@ -144,6 +152,12 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
         return SigningKey(self.charter_key)
 
     @property
+    def revoked_keys(self) -> set[str]:
+        """Fingerprints of the keys that are certified for nobody any more."""
+        revoked = [each.keys for each in self.issued if each.revoked]
+        return set(chain.from_iterable(revoked))
+
+    @property
     def revoked(self) -> list[str]:
         """Names of those who are no members any more."""
         return sorted({each.member for each in self.issued} - self.members.keys() - {BROKER})
@@ -182,7 +196,8 @@ def create_registry(federation: str, request: ChangeRequest, now: datetime) -> M
         members={},
         issued=[],
     )
-    empty = replace(empty, issued=[_record(BROKER, broker)])
+    broker_keys = _fingerprints(broker.public)
+    empty = replace(empty, issued=[_record(BROKER, broker, broker_keys)])
     for name in (COORDINATOR, MONITOR):
         if name not in requested:
             empty = _admit(empty, name, request.days, now)
@@ -237,8 +252,53 @@ def _check_node(name: str) -> str:
     return check_name(name, "the node's name")
 
 
+def _check_distinct(registry: MemberRegistry, name: str, source: str) -> None:
+    """Raise UsageError if a new name differs by its case alone from one that somebody has or had.
+
+    People who compare names would not notice, and some file systems do not either.
+    """
+    had = {COORDINATOR, MONITOR, BROKER, *(each.member for each in registry.issued)}
+    if name in had:
+        return
+    for other in sorted(had):
+        if other.casefold() == name.casefold():
+            raise UsageError(
+                f"{source} is for {name!r}, which differs from {other!r} by its case alone",
+                f"choose a name that differs by more; if {other} is meant, write it so",
+            )
+
+
+def _check_keys(registry: MemberRegistry, request: CertificateRequest, name: str) -> None:
+    """Raise UsageError if a key of the request was revoked, or is another member's.
+
+    Each key counts by itself: a new one beside it does not make a stolen one good.
+    """
+    keys = set(_fingerprints(request.public, request.signing))
+    again = (
+        f"have new ones made: edge-node request {registry.federation} {name}, in another folder "
+        "(--out)"
+    )
+    if keys & registry.revoked_keys:
+        raise UsageError(
+            f"the request {request.source} has keys that were revoked, and whoever had them may "
+            "have sent it",
+            f"{again}; if these keys have already replaced the lost ones, leave out --revoke",
+        )
+    for other, member in registry.members.items():
+        if other != name and keys & {*member.key_fingerprints}:
+            raise UsageError(
+                f"the request {request.source} has keys of {other}, and {name} needs its own",
+                again,
+            )
+
+
+def _fingerprints(*keys: str) -> tuple[str, ...]:
+    return tuple(fingerprint(key.encode()) for key in keys if key)
+
+
 def _admit(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
     """The registry with a new member, which gets new keys and a new passphrase."""
+    _check_distinct(registry, name, "--nodes")
     pair = certificate_authority.issue_member(
         registry.ca, registry.federation, name, now, now + timedelta(days=days)
     )
@@ -260,6 +320,7 @@ def _enrol(
             f"have it made for this one: edge-node request {registry.federation} NAME",
         )
     name = request.name if request.name in (COORDINATOR, MONITOR) else _check_node(request.name)
+    _check_keys(registry, request, name)
     if before := registry.members.get(name):
         if (before.pair.public, before.signing_key) == (request.public, request.signing):
             return registry
@@ -268,6 +329,7 @@ def _enrol(
             f"ask {name} whether it has lost its keys or wants new ones; then replace them: "
             f"--revoke {name} --request {request.source}",
         )
+    _check_distinct(registry, name, f"the request {request.source}")
     end = now + timedelta(days=days)
     pair = certificate_authority.issue_member(
         registry.ca, registry.federation, name, now, end, request.public
@@ -287,7 +349,8 @@ def _renew(registry: MemberRegistry, name: str, days: int, now: datetime) -> Mem
         pair = certificate_authority.issue_broker(
             registry.ca, registry.federation, registry.hosts, now, end, before=registry.broker
         )
-        return replace(registry, broker=pair, issued=[*registry.issued, _record(BROKER, pair)])
+        record = _record(BROKER, pair, _fingerprints(pair.public))
+        return replace(registry, broker=pair, issued=[*registry.issued, record])
     if name not in registry.members:
         raise _unknown(registry, name)
     member = registry.members[name]
@@ -310,10 +373,13 @@ def _revoke(registry: MemberRegistry, name: str, now: datetime) -> MemberRegistr
         if any(each.member == name for each in registry.issued):
             return registry  # already revoked
         raise _unknown(registry, name)
+    current = registry.members[name].key_fingerprints
     issued = []
     for each in registry.issued:
-        changed = replace(each, revoked=now) if each.member == name and not each.revoked else each
-        issued.append(changed)
+        if each.member == name and not each.revoked:
+            issued.append(replace(each, revoked=now, keys=each.keys or current))
+        else:
+            issued.append(each)
     members = {each: member for each, member in registry.members.items() if each != name}
     return replace(registry, members=members, issued=issued)
 
@@ -331,11 +397,12 @@ def _move(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> Me
 
 def _with(registry: MemberRegistry, name: str, member: RegisteredMember) -> MemberRegistry:
     members = {**registry.members, name: member}
-    return replace(registry, members=members, issued=[*registry.issued, _record(name, member.pair)])
+    record = _record(name, member.pair, member.key_fingerprints)
+    return replace(registry, members=members, issued=[*registry.issued, record])
 
 
-def _record(member: str, pair: KeyPair) -> IssuedCertificate:
-    return IssuedCertificate(member=member, serial=pair.serial, expires=pair.expires)
+def _record(member: str, pair: KeyPair, keys: tuple[str, ...]) -> IssuedCertificate:
+    return IssuedCertificate(member=member, serial=pair.serial, expires=pair.expires, keys=keys)
 
 
 def _unknown(registry: MemberRegistry, name: str) -> UsageError:

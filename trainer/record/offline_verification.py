@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 
 import msgspec
@@ -18,14 +18,14 @@ from msgspec import Struct
 
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
-from broker_config.protocol.messages import Manifest, RecordHead, Spec
+from broker_config.protocol.messages import Manifest, RecordHead
 from broker_config.security import member_list, message_signing, signing
 from broker_config.security.member_list import MemberList
 from broker_config.security.received_file import read_bytes, read_json
 from broker_config.security.signing import ForgedError
 from broker_config.security.trust import Trust
 from broker_config.storage import checksums, hash_chain
-from broker_config.storage.hash_chain import ChainError, Entry
+from broker_config.storage.hash_chain import ChainError
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import PERSONAL_MODEL
 from edge.bundle.verification import verify_broadcast
@@ -33,12 +33,13 @@ from edge.registry import line_record
 from edge.registry.bundle_store import BundleStore
 from edge.registry.line_record import Event
 from edge.terminal.formatting import pluralize
-from trainer.federation.server.record_facts import Fact, RoundClosed, RunBegun, RunEnded
+from trainer.record.history import ContradictionError, History, Run
 from trainer.record.record_file import (
     ASK,
     RecordFile,
     RefusedError,
     Seal,
+    add_entry,
     is_coordinator,
     line_stores,
     stored_lines,
@@ -49,22 +50,21 @@ _PLAIN = (
     "no signature was looked at: its owner could have written all of it anew; compare it with "
     "heads that others keep (bundles, models, --head)"
 )
-_FACTS = {"run begun", "round closed", "run ended"}
-_EVENTS = {"added", "activated", "refused", "confirmed", "rolled back", "kept"}
 
 
 @dataclass
-class Run:
-    """A run as a record has it."""
+class Signature:
+    """A member's signature that fits the charter beside it."""
 
-    begun: RunBegun
-    spec: Spec
-    rounds: dict[int, RoundClosed] = field(default_factory=dict)
-    ended: RunEnded | None = None
+    name: str  # of the member
+    key: str  # with which it was made
+    members: MemberList  # that charter
+    what: str  # is signed
 
-    def took_part(self, node: str) -> list[int]:
-        """The rounds to which a member contributed."""
-        return [round_ for round_, closed in self.rounds.items() if node in closed.contributions]
+    @property
+    def who(self) -> str:
+        """The member, as people are told."""
+        return f"{self.name}, a member of federation {self.members.federation},"
 
 
 @dataclass
@@ -89,13 +89,16 @@ class Result:
     not_verified: list[str] = field(default_factory=list)
     says: list[str] = field(default_factory=list)  # what it says, true or not
     refused: EdgeNodeError | None = None
+    signatures: list[Signature] = field(default_factory=list)
     # Of records:
     digests: list[str] = field(default_factory=list)  # of its entries
-    runs: dict[str, Run] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    history: History = field(default_factory=History)
+    seal: Seal | None = None  # of an exported one
+    covered: int = 0  # its first entries, as far as a head that others keep is known
     # Of bundles and models:
     origin: Origin | None = None
     bundle: str = ""  # digest
+    is_signed: bool = False
 
     def as_text(self) -> Iterator[str]:
         """For people. What others wrote cannot begin a line of its own."""
@@ -122,6 +125,7 @@ class Result:
             "not_verified": self.not_verified,
             "says": self.says,
             "head": head,
+            "covered": self.covered,
             "refused": refused,
         }
 
@@ -134,21 +138,27 @@ def verify(
     Raises:
         UsageError: one is nothing that can be verified.
     """
+    known = _trusted_list(trust) if trust else None
     kinds = [_kind_of(path) for path in paths]
     results = [_verified(path, look, trust) for path, look in zip(paths, kinds, strict=True)]
+    if known:
+        _judge_signatures(results, known)
     records = [each for each in results if each.digests and not each.refused]
+    _compare_records(records)
     for result in results:
         with _refusing(result):
             if result.origin and not result.refused:
-                _compare_origin(result, result.origin, [each for each in records if each.runs])
-            if result.bundle:
-                result.says += list(
-                    chain.from_iterable(_service(record, result.bundle) for record in records)
-                )
+                runs = [each for each in records if each.history.runs]
+                _compare_origin(result, result.origin, runs)
+        if result.bundle:
+            for record in records:
+                with _refusing(record):
+                    _compare_service(record, result)
     for head in heads:
         found = [each for each in records if head in each.digests]
         for record in found:
             number = record.digests.index(head) + 1
+            record.covered = max(record.covered, number)
             record.verified.append(
                 f"the head {head} is its entry {number}: up to there it is as it was then"
             )
@@ -158,6 +168,8 @@ def verify(
                 "changed or removed",
                 f"give the record that it is of; else {ASK}",
             )
+    for record in records:
+        _tell_uncovered(record)
     return results
 
 
@@ -227,28 +239,45 @@ def _look_at_file(result: Result, trust: Trust | None) -> None:
         or seal.head.entries != len(result.digests)
     ):
         raise ChainError("its last line, which has its head, is missing or of other entries")
+    result.seal = seal
     if not seal.name:
         result.not_verified.append(_PLAIN)
-    elif trust is None:
+        return
+    signature = _verify_seal(result.path, seal, trust) if trust else None
+    try:
+        result.history.check_signer(seal.name, seal.federation)
+    except ContradictionError as error:
+        raise RefusedError(
+            f"the record {result.path} is not {seal.name}'s to sign: {error}", ASK
+        ) from None
+    if signature:
+        result.signatures.append(signature)
+    else:
         result.not_verified.append(
             f"it says that {seal.name} has signed it: --trust FILE verifies that"
         )
-    else:
-        _verify_seal(result, seal, trust)
 
 
-def _verify_seal(result: Result, seal: Seal, trust: Trust) -> None:
-    members = member_list.verify_signature(seal.charter, trust.authority, str(result.path))
+def _verify_seal(path: Path, seal: Seal, trust: Trust) -> Signature:
+    """Return the signature under the head of a record; RefusedError unless it fits."""
+    members = member_list.verify_signature(seal.charter, trust.authority, str(path))
     key = members.key(seal.name)
     try:
         if key is None:
             raise ForgedError("it is no member")
+        _check_federation(seal.federation, members)
         message_signing.verify_head(seal.head, key, members.federation, seal.name)
     except ForgedError as error:
-        raise RefusedError(f"{result.path} is not signed by {seal.name}: {error}", ASK) from None
-    result.verified.append(
-        f"{seal.name}, a member of federation {members.federation}, has signed its head"
-    )
+        raise RefusedError(f"{path} is not signed by {seal.name}: {error}", ASK) from None
+    return Signature(seal.name, key, members, "its head")
+
+
+def _check_federation(stated: str, members: MemberList) -> None:
+    """Raise ForgedError if what says to be of this federation has another one's charter."""
+    if stated != members.federation:
+        raise ForgedError(
+            f"it is of federation {stated!r}, and its charter of {members.federation!r}"
+        )
 
 
 def _look_at_coordinator(result: Result, _: Trust | None) -> None:
@@ -279,51 +308,32 @@ def _look_at_line(result: Result, _: Trust | None) -> None:
 
 def _follow(result: Result, lines: Iterator[bytes]) -> None:
     """Follow a chain, and gather what it says."""
-    unknown = 0
+    history = result.history
     for entry, head in hash_chain.follow(lines):
         result.digests.append(head.digest)
-        try:
-            unknown += not _gather(result, entry)
-        except (msgspec.ValidationError, KeyError) as error:
-            raise ChainError(
-                f"entry {head.entries} contradicts itself or earlier ones: {error}"
-            ) from None
+        result.kind = "record"
+        add_entry(history, entry, head.entries, result.path)
+        result.kind = _kind_of_record(history)
     newest = len(result.digests)
-    if newest:
-        owner = "a line" if result.events else "a coordinator"
-        result.kind = f"record of {owner}"
-    else:
+    if not newest:
         result.kind = "empty record"
-    if unknown:
+    if history.unknown:
         result.not_verified.append(
-            f"what {unknown} of its entries say: this version does not know their kinds"
+            f"what {history.unknown} of its entries say: this version does not know their kinds"
         )
     if newest:
         result.verified.append(f"each of {newest} entries follows the one before")
         result.says.append(f"head: entry {newest}, {result.digests[-1]}")
-    result.says += list(chain.from_iterable(_describe_run(run) for run in result.runs.values()))
-    result.says += _describe_service(result)
+    result.says += list(chain.from_iterable(_describe_run(run) for run in history.runs.values()))
+    result.says += _describe_service(history)
 
 
-def _gather(result: Result, entry: Entry) -> bool:
-    """Take in what an entry says; whether its kind is known."""
-    what = entry.get("what")
-    if not isinstance(what, str):
-        raise KeyError("what")
-    if what in _EVENTS:
-        result.events.append(msgspec.convert(entry, Event))
-        return True
-    if what not in _FACTS:
-        return False
-    fact: Fact = msgspec.convert(entry, Fact)
-    match fact:
-        case RunBegun():
-            result.runs[fact.run] = Run(fact, msgspec.convert(fact.spec, Spec))
-        case RoundClosed():
-            result.runs[fact.run].rounds[fact.round] = fact
-        case RunEnded():
-            result.runs[fact.run].ended = fact
-    return True
+def _kind_of_record(history: History) -> str:
+    if history.events:
+        return "record of a line"
+    if history.runs:
+        return "record of a coordinator"
+    return "record"
 
 
 def _describe_run(run: Run) -> Iterator[str]:
@@ -336,9 +346,7 @@ def _describe_run(run: Run) -> Iterator[str]:
         f"aggregated by {spec.aggregation.rule}, edge-node {spec.software}; begun "
         f"{begun.time[:19]}, {len(run.rounds)} of {spec.rounds} rounds closed, {end}"
     )
-    for node in sorted(
-        set(chain.from_iterable(closed.contributions for closed in run.rounds.values()))
-    ):
+    for node in sorted(run.contributors):
         yield f"  {node} contributed to rounds {_ranges(run.took_part(node))}"
     if ended and ended.result:
         yield f"  result: {ended.result}"
@@ -355,10 +363,9 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def _describe_service(record: Result) -> Iterator[str]:
-    full = {event.bundle: event.sha256 for event in record.events if event.sha256}
-    for bundle, since, until in _periods(record.events):
-        yield f"{since} to {until}: bundle {full.get(bundle, bundle)}"
+def _describe_service(history: History) -> Iterator[str]:
+    for bundle, since, until in _periods(history.events):
+        yield f"{since} to {until}: bundle {history.bundles.get(bundle, bundle)}"
 
 
 def _periods(events: Sequence[Event]) -> Iterator[tuple[str, str, str]]:
@@ -387,7 +394,8 @@ def _look_at_bundle(result: Result, trust: Trust | None) -> None:
     result.origin = Origin(
         manifest.federation, manifest.run, manifest.round, manifest.node, manifest.broadcast, head
     )
-    if not (folder / bundle_format.SIGNATURE).exists():
+    result.is_signed = (folder / bundle_format.SIGNATURE).exists()
+    if not result.is_signed:
         result.not_verified.append(
             "nobody has signed it: whoever could write here could have made it"
         )
@@ -404,14 +412,14 @@ def _look_at_bundle(result: Result, trust: Trust | None) -> None:
             charter, trust.authority, f"{folder / bundle_format.CHARTER}"
         )
         try:
-            signing.verify(
-                members.key(manifest.node) or "", bundle_format.CONTEXT, content, signature
-            )
+            node = members.nodes.get(manifest.node)  # the coordinator makes no bundle
+            if node is None:
+                raise ForgedError("it is no node")
+            _check_federation(manifest.federation, members)
+            signing.verify(node.key, bundle_format.CONTEXT, content, signature)
         except ForgedError as error:
             raise RefusedError(f"{folder} is not signed by {manifest.node}: {error}", ASK) from None
-        result.verified.append(
-            f"{manifest.node}, a member of federation {members.federation}, has signed it"
-        )
+        result.signatures.append(Signature(manifest.node, node.key, members, "it"))
         if manifest.broadcast:
             _verify_origin(result, result.origin, members)
     if unlisted := bundle_format.unlisted_files(folder, manifest):
@@ -453,8 +461,7 @@ def _look_at_model(folder: Path, result: Result, trust: Trust | None) -> None:
             "it holds its coordinator's signature: --trust FILE verifies that"
         )
     else:
-        members = member_list.verify_signature(trust.charter, trust.authority, "the trust file")
-        _verify_origin(result, result.origin, members)
+        _verify_origin(result, result.origin, _trusted_list(trust))
 
 
 class _Model(Struct):
@@ -468,10 +475,11 @@ class _Model(Struct):
 
 
 def _verify_origin(result: Result, origin: Origin, members: MemberList) -> None:
+    key = members.coordinator.key
     try:
+        _check_federation(origin.federation, members)
         verify_broadcast(origin, members)
         if origin.head:
-            key = members.coordinator.key
             message_signing.verify_head(origin.head, key, members.federation, topics.COORDINATOR)
     except ForgedError as error:
         raise RefusedError(
@@ -480,18 +488,119 @@ def _verify_origin(result: Result, origin: Origin, members: MemberList) -> None:
     signed = (
         "the broadcast that it was made from, and the head of its record"
         if origin.head
-        else "its broadcast"
+        else "the broadcast that it was made from"
     )
-    result.verified.append(f"the coordinator has signed {signed}")
+    result.signatures.append(Signature(topics.COORDINATOR, key, members, signed))
+
+
+# ------------------------------------------------------------ whose keys they are now
+
+
+def _trusted_list(trust: Trust) -> MemberList:
+    """The members by a trust file."""
+    members = member_list.verify_signature(trust.charter, trust.authority, "the trust file")
+    if members.federation != trust.federation:
+        raise UsageError(
+            f"the trust file is of federation {trust.federation!r}, and its charter of "
+            f"{members.federation!r}",
+            "take it again from whoever provisions the federation",
+        )
+    return members
+
+
+def _judge_signatures(results: Sequence[Result], trusted: MemberList) -> None:
+    """Tell signatures with keys that hold from those with keys that were revoked or replaced.
+
+    Whoever has a lost key can still sign with it, beside a charter of that time. So the newest
+    charter that the authority has signed says which keys count, wherever it was found.
+    """
+    signatures = chain.from_iterable(result.signatures for result in results)
+    newest = max([trusted, *(each.members for each in signatures)], key=lambda each: each.version)
+    for result in results:
+        for each in result.signatures:
+            name = each.name
+            if newest.key(name) == each.key:
+                result.verified.append(f"{each.who} has signed {each.what}")
+                continue
+            result.not_verified.append(
+                f"who has signed {each.what}: the key is one that {name} has no more by the "
+                f"charter of {newest.issued:%Y-%m-%d} (version {newest.version}); {name} before "
+                "that day, or whoever has lost or stolen keys, at any time"
+            )
+        if result.seal and result.signatures:
+            result.not_verified += _strangers(result, newest)
+
+
+def _strangers(record: Result, newest: MemberList) -> Iterator[str]:
+    """Contributors of whom no charter says that they are members."""
+    known = {*newest.nodes}
+    for signature in record.signatures:
+        known |= {*signature.members.nodes}
+    contributors: set[str] = set()
+    for run in record.history.runs.values():
+        contributors |= run.contributors
+    if strange := sorted(contributors - known):
+        yield (
+            f"that {', '.join(strange)} could contribute: no node of that name is in the charters "
+            "that were given; it was revoked since, or never was one"
+        )
 
 
 # ------------------------------------------------------------ one against another
 
 
+def _compare_records(records: Sequence[Result]) -> None:
+    """Refuse records of one chain or run that differ: one of them was rewritten."""
+    for one, other in combinations(records, 2):
+        shared = one.history.runs.keys() & other.history.runs.keys()
+        if not shared and one.digests[0] != other.digests[0]:
+            continue
+        entries = zip(one.digests, other.digests, strict=False)
+        differing = [number for number, pair in enumerate(entries, 1) if pair[0] != pair[1]]
+        if differing:
+            error = RefusedError(
+                f"the records {one.path} and {other.path} are of the same owner, and differ from "
+                f"entry {differing[0]} on: one of them was rewritten",
+                f"give a bundle, or a head (--head), that knows which is right; {ASK}",
+            )
+            one.refused = one.refused or error
+            other.refused = other.refused or error
+
+
+def _tell_uncovered(record: Result) -> None:
+    """Tell from which entry on a record rests on its owner's word alone."""
+    if record.covered < len(record.digests):
+        record.not_verified.append(
+            f"from entry {record.covered + 1} on no head that others keep (bundles, models, "
+            "--head) was given: its owner could have written that anew"
+        )
+
+
+def _compare_service(record: Result, bundle: Result) -> None:
+    """Tell when a line has served a bundle, which must be its own node's."""
+    found = list(_service(record.history, bundle.bundle))
+    origin = bundle.origin
+    seal = record.seal
+    counts = bundle.is_signed and not bundle.refused
+    if counts and found and seal and seal.name and origin:
+        _check_line(record.path, seal, bundle.path, origin)
+    bundle.says += [f"served by the line of {record.path} {period}" for period in found]
+
+
+def _check_line(record: Path, seal: Seal, bundle: Path, origin: Origin) -> None:
+    """Raise RefusedError unless the node that signs a line's record has signed its bundle, too."""
+    if (seal.federation, seal.name) != (origin.federation, origin.node):
+        raise RefusedError(
+            f"the record {record} is signed by {seal.name} in federation {seal.federation!r}, and "
+            f"its line has served {bundle}, a bundle of {origin.node} in {origin.federation!r}",
+            f"have it exported with the --kit of the line's own node, {origin.node}; else {ASK}",
+        )
+
+
 def _compare_origin(result: Result, origin: Origin, records: Sequence[Result]) -> None:
     """Compare what a bundle or a model knows with the records of coordinators."""
     head = origin.head
-    having = [each for each in records if origin.run in each.runs]
+    having = [each for each in records if origin.run in each.history.runs]
     if head is None:
         result.not_verified.append(
             "it knows no head of its coordinator's record: that was an earlier version, or none, "
@@ -514,8 +623,9 @@ def _compare_origin(result: Result, origin: Origin, records: Sequence[Result]) -
                 f"if the record is an older export, take a newer one; else it was rewritten: {ASK}",
             )
         if head:
+            record.covered = max(record.covered, head.entries)
             record.verified.append(f"up to entry {head.entries} it is as {result.path} knows it")
-        run = record.runs[origin.run]
+        run = record.history.runs[origin.run]
         broadcast = origin.broadcast
         result_or_none = run.ended.result if run.ended else None
         known = {each.broadcast for each in run.rounds.values()} | {result_or_none}
@@ -532,9 +642,8 @@ def _compare_origin(result: Result, origin: Origin, records: Sequence[Result]) -
         )
 
 
-def _service(record: Result, bundle: str) -> Iterator[str]:
+def _service(history: History, bundle: str) -> Iterator[str]:
     """When a line served a bundle."""
-    digits = {event.bundle for event in record.events if event.sha256 == bundle}
-    for served, since, until in _periods(record.events):
-        if served in digits:
-            yield f"served by the line of {record.path} from {since} to {until}"
+    for served, since, until in _periods(history.events):
+        if history.bundles.get(served) == bundle:
+            yield f"from {since} to {until}"

@@ -15,11 +15,12 @@ from broker_config.protocol.messages import RecordHead
 from broker_config.security.kit import Kit
 from broker_config.security.message_signing import MessageSigner
 from broker_config.storage import disk, hash_chain
-from broker_config.storage.hash_chain import ChainError
+from broker_config.storage.hash_chain import ChainError, Entry
 from edge.registry import line_record
 from edge.registry.bundle_store import BundleStore
 from trainer.federation.server import journal
 from trainer.federation.server.record_facts import as_entry
+from trainer.record.history import ContradictionError, History
 
 _MARK = b'{"seal":'
 ASK = (
@@ -86,11 +87,12 @@ def export(folder: Path, out: Path, kit: Kit | None) -> RecordHead:
     return the head.
 
     Raises:
-        EdgeNodeError: as `stored_lines`; it is damaged; there is no entry yet; or `out` cannot be
-            written.
+        EdgeNodeError: as `stored_lines`; it is damaged; there is no entry yet; the kit's owner may
+            not sign it; or `out` cannot be written.
     """
     signer = MessageSigner(kit) if kit else None
     head: RecordHead | None = None
+    history = History()
 
     def write(scratch: Path) -> None:
         nonlocal head
@@ -101,8 +103,9 @@ def export(folder: Path, out: Path, kit: Kit | None) -> RecordHead:
                     file.write(line + b"\n")
                     yield line
 
-            for _, newest in hash_chain.follow(written()):
+            for entry, newest in hash_chain.follow(written()):
                 head = newest
+                add_entry(history, entry, newest.entries, folder)
             if head is None:
                 raise UsageError(
                     f"the record in {folder} has no entry yet",
@@ -111,6 +114,7 @@ def export(folder: Path, out: Path, kit: Kit | None) -> RecordHead:
             head = signer.sign_head(head) if signer else head
             seal = Seal(head=head)
             if kit and head.signature:
+                _check_signer(history, kit, folder)
                 seal = Seal(
                     head=head, federation=kit.federation, name=kit.name, charter=kit.charter
                 )
@@ -125,6 +129,32 @@ def export(folder: Path, out: Path, kit: Kit | None) -> RecordHead:
         ) from None
     assert head is not None
     return head
+
+
+def add_entry(history: History, entry: Entry, number: int, source: Path) -> None:
+    """Add the entry of this number to what is known of the record in `source`.
+
+    Raises:
+        RefusedError: it may not stand there.
+    """
+    try:
+        history.add(entry)
+    except ContradictionError as error:
+        raise RefusedError(
+            f"the record {source} contradicts itself: entry {number} cannot stand there: {error}",
+            f"believe no entry from that one on; {ASK}",
+        ) from None
+
+
+def _check_signer(history: History, kit: Kit, folder: Path) -> None:
+    """Raise UsageError unless the kit's owner may sign the record of `folder`."""
+    try:
+        history.check_signer(kit.name, kit.federation)
+    except ContradictionError as error:
+        raise UsageError(
+            f"the record of {folder} is not {kit.name}'s to sign: {error}",
+            "pass the --kit of its owner: the coordinator of its federation, or the line's node",
+        ) from None
 
 
 class RecordFile:

@@ -3,6 +3,7 @@
 """
 
 import base64
+import hashlib
 import json
 import multiprocessing
 import os
@@ -440,6 +441,121 @@ def test_no_keys_are_made_for_a_name_that_a_member_cannot_have(
     with pytest.raises(UsageError):
         enrolment.request(Enrolment(tmp_path / "x", *wrong))
     assert not (tmp_path / "x").exists()
+
+
+# Keys that were revoked, and names that are another's
+
+
+def keys_of(plant: Plant) -> Keys | kit.Kit:
+    return kit.read_keys(plant.place.kit, plant.passphrase)
+
+
+def request_of(folder: Path, keys: Keys | kit.Kit) -> certificate_request.CertificateRequest:
+    path = folder / "x.request"
+    path.write_text(certificate_request.encode(keys))
+    return certificate_request.read(path)
+
+
+def refuse_request(
+    steel: Steel, request: certificate_request.CertificateRequest, words: str, **change: object
+) -> None:
+    """The request is refused with these words, and the folder stays as it was."""
+    register = steel.operator.folder / "authority" / "register.json"
+    before = register.read_bytes()
+    wanted = ChangeRequest(**{**change, "requests": [request]})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=words) as caught:
+        provision(steel.operator.folder, "steel", wanted, datetime.now(UTC))
+    assert request.source in caught.value.what
+    assert caught.value.remedy
+    assert register.read_bytes() == before
+
+
+def test_a_revoked_key_is_never_certified_again(steel: Steel, tmp_path: Path) -> None:
+    """Neither by its old request, nor half of it, nor under another name."""
+    plant = steel.plants["plant-a"]
+    old = certificate_request.read(plant.place.request)
+    keys = keys_of(plant)
+    steel.operator.provision(revoke=["plant-a"])
+    other = Plant(tmp_path / "other", "plant-a")
+    half_signing = msgspec.structs.replace(keys_of(other), signing=keys.signing)
+    half_tls = msgspec.structs.replace(keys_of(other), key=keys.key)
+    renamed = msgspec.structs.replace(keys, name="plant-z")
+    refuse_request(steel, old, "revoked")
+    for each in (half_signing, half_tls, renamed):
+        refuse_request(steel, request_of(tmp_path, each), "revoked")
+    steel.operator.provision(other)
+    refuse_request(steel, old, "revoked", revoke=["plant-a"])
+    registry = steel.operator.provision(nodes=["plant-d"])
+    assert registry.members["plant-a"].fingerprint == other.fingerprint
+
+
+def test_lost_keys_are_not_replaced_by_themselves(steel: Steel) -> None:
+    plant = steel.plants["plant-b"]
+    request = certificate_request.read(plant.place.request)
+    refuse_request(steel, request, "revoked", revoke=["plant-b"])
+
+
+def test_a_key_that_was_renewed_is_revoked_with_its_newer_ones(tmp_path: Path) -> None:
+    """A kit that was made for a trial gets another TLS key with each renewal."""
+    operator = Administration(tmp_path / "steel")
+    registry = operator.found(nodes=["plant-a", "plant-b"])
+    first = next(each for each in kits(registry) if each.name == "plant-a")
+    operator.provision(renew=["plant-a"])
+    operator.provision(revoke=["plant-a"])
+    fresh = Plant(tmp_path / "fresh", "plant-a")
+    stolen = msgspec.structs.replace(keys_of(fresh), key=first.key)
+    with pytest.raises(UsageError, match="revoked"):
+        provision(
+            operator.folder,
+            "steel",
+            ChangeRequest(requests=[request_of(tmp_path, stolen)]),
+            datetime.now(UTC),
+        )
+
+
+def test_keys_of_one_member_are_not_anothers_too(steel: Steel, tmp_path: Path) -> None:
+    """Else they would be certified under the second name once the first is revoked."""
+    keys = keys_of(steel.plants["plant-a"])
+    fresh = keys_of(Plant(tmp_path / "fresh", "plant-z"))
+    for each in (
+        msgspec.structs.replace(keys, name="plant-z"),
+        msgspec.structs.replace(fresh, signing=keys.signing),
+        msgspec.structs.replace(fresh, key=keys.key),
+    ):
+        refuse_request(steel, request_of(tmp_path, each), "plant-a")
+
+
+@pytest.mark.parametrize("name", ["Plant-C", "PLANT-A", "Coordinator", "MONITOR", "Broker"])
+def test_names_differ_by_more_than_case(name: str, steel: Steel, tmp_path: Path) -> None:
+    request = certificate_request.read(Plant(tmp_path / "other", name).place.request)
+    refuse_request(steel, request, name)
+    with pytest.raises(UsageError, match=name):
+        steel.operator.provision(nodes=[name])
+    steel.operator.provision(revoke=["plant-c"])
+    refuse_request(steel, request, name)
+
+
+def test_two_new_names_differ_by_more_than_case(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Plant-X"):
+        Administration(tmp_path / "steel").found(nodes=["plant-x", "Plant-X"])
+
+
+def test_a_registry_that_knows_no_keys_of_what_was_issued_still_opens(
+    steel: Steel,
+) -> None:
+    """As version 0.1 has written it; whoever is revoked from now on is known by its keys."""
+    register = steel.operator.folder / "authority" / "register.json"
+    file = json.loads(register.read_bytes())
+    for each in file["register"]["issued"]:
+        each.pop("keys", None)
+    content = msgspec.json.encode(file["register"])
+    file["sha256"] = hashlib.sha256(content).hexdigest()
+    register.write_bytes(
+        msgspec.json.encode({"sha256": file["sha256"], "register": msgspec.Raw(content)})
+    )
+    old = certificate_request.read(steel.plants["plant-a"].place.request)
+    steel.operator.provision(revoke=["plant-a"])
+    refuse_request(steel, old, "revoked")
 
 
 # Answers that are not ours

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,62 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import RecordHead
 from broker_config.security import trust
+from broker_config.security.kit import Kit
 from broker_config.security.message_signing import MessageSigner
+from broker_config.security.signing import SigningKey
 from broker_config.storage import hash_chain
-from edge.bundle.bundle_format import MANIFEST, Signing
+from edge.bundle.bundle_format import MANIFEST
 from edge.registry.bundle_store import line_store
 from tests.support.bundle_stores import stored, tiny
-from tests.support.federation_keys import FederationKeys, soon
+from tests.support.federation_keys import FederationKeys
 from tests.support.ledger_runs import drafted
 from tests.support.plants import here
-from tests.support.tiny_bundle import PROVENANCE, tiny_bundle
-from trainer.federation.server.journal import Blob, Journal
-from trainer.record.offline_verification import verify
+from tests.support.record_runs import BROADCASTS, bundle_of, coordinate, newest_head
+from tests.support.tiny_bundle import tiny_bundle
+from trainer.federation.server.journal import Journal
+from trainer.record.offline_verification import Result, verify
 from trainer.record.record_file import export, stored_lines
 
-BROADCASTS = [Blob(letter * 64, 9) for letter in "bcd"]
 KEYS = FederationKeys("steel")
-
-
-def coordinate(
-    folder: Path, *, weight: float = 1.0, members: Sequence[str] = ("plant-a", "plant-b")
-) -> str:
-    """A finished run of two rounds in a coordinator's folder."""
-    spec = msgspec.structs.replace(drafted()[0], run="a" * 16)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = Journal(folder)
-    written.begin(spec, BROADCASTS[0])
-    for round_ in (1, 2):
-        written.open_round(spec.run, round_, BROADCASTS[round_ - 1], ())
-        for node in members:
-            written.add_contribution(spec.run, round_, node, weight, Blob(f"{round_}" * 64, 7))
-    written.conclude(spec.run, BROADCASTS[2])
-    written.close()
-    return spec.run
-
-
-def newest_head(folder: Path) -> RecordHead:
-    return [head for _, head in hash_chain.follow(stored_lines(folder))][-1]
-
-
-def bundle_of(folder: Path, run: str, head: RecordHead, keys: FederationKeys = KEYS) -> Path:
-    """A bundle that plant-a has signed, made of the result of that run under this record."""
-    head = MessageSigner(keys.kit("coordinator")).sign_head(head)
-    broadcast = keys.broadcast(run=run, round=2, digest=BROADCASTS[2].digest, record=head)
-    signing = Signing(keys.keys["plant-a"], keys.charter(), broadcast, soon(days=90))
-    provenance = msgspec.structs.replace(PROVENANCE, record=head)
-    tiny_bundle(
-        folder,
-        node="plant-a",
-        federation="steel",
-        run=run,
-        round_=2,
-        signing=signing,
-        provenance=provenance,
-    )
-    return folder
 
 
 @pytest.fixture
@@ -76,7 +39,7 @@ def made(tmp_path: Path) -> dict[str, Path]:
     """A coordinator's folder, its signed record, and a bundle that came of it."""
     run = coordinate(tmp_path / "coordinator")
     export(tmp_path / "coordinator", tmp_path / "steel.record", KEYS.kit("coordinator"))
-    bundle = bundle_of(tmp_path / "plant-a", run, newest_head(tmp_path / "coordinator"))
+    bundle = bundle_of(tmp_path / "plant-a", run, newest_head(tmp_path / "coordinator"), KEYS)
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(KEYS.trust()))
     return {
         "state": tmp_path / "coordinator",
@@ -185,7 +148,7 @@ def test_a_head_that_the_coordinator_has_not_signed_and_a_broadcast_of_another_a
     made: dict[str, Path], tmp_path: Path
 ) -> None:
     run, head = newest_head_run(made)
-    forged = bundle_of(tmp_path / "forged", run, head)
+    forged = bundle_of(tmp_path / "forged", run, head, KEYS)
     manifest = json.loads((forged / MANIFEST).read_bytes())
     manifest["provenance"]["record"]["digest"] = "e" * 64
     sign_again(forged, manifest)
@@ -193,7 +156,7 @@ def test_a_head_that_the_coordinator_has_not_signed_and_a_broadcast_of_another_a
     assert "not made from what" in what
     shutil.rmtree(made["state"])
     run = coordinate(made["state"])
-    other = bundle_of(tmp_path / "other", run, newest_head(made["state"]))
+    other = bundle_of(tmp_path / "other", run, newest_head(made["state"]), KEYS)
     manifest = json.loads((other / MANIFEST).read_bytes())
     manifest["broadcast"] = msgspec.to_builtins(KEYS.broadcast(run=run, round=2, digest="e" * 64))
     sign_again(other, manifest)
@@ -218,6 +181,81 @@ def test_a_bundle_that_another_key_has_signed_is_refused(tmp_path: Path) -> None
     assert "not signed by plant-a" in what
     (what,) = false(FederationKeys("steel").bundle(tmp_path / "stranger"))
     assert "cannot be relied on" in what
+
+
+@pytest.mark.parametrize("change", ["new keys", "gone"])
+def test_a_key_that_was_revoked_or_replaced_verifies_nothing(tmp_path: Path, change: str) -> None:
+    """The old keys and the old charter beside them are in a lost kit."""
+    keys = FederationKeys("steel")
+    run = coordinate(tmp_path / "coordinator")
+    export(tmp_path / "coordinator", tmp_path / "steel.record", keys.kit("coordinator"))
+    stored(line_store(tmp_path / "line", "line-1").folder, tiny(tmp_path / "old"))
+    export(tmp_path / "line", tmp_path / "line.record", keys.kit("plant-a"))
+    head = newest_head(tmp_path / "coordinator")
+    bundle = bundle_of(tmp_path / "bundle", run, head, keys)
+    places = [tmp_path / "steel.record", tmp_path / "line.record", bundle]
+    before = keys.trust()
+    assert sum(signed(each) for each in verify(places, before)) == 4
+
+    keys.keys["coordinator"] = SigningKey.generate()
+    if change == "new keys":
+        keys.keys["plant-a"] = SigningKey.generate()
+    else:
+        del keys.keys["plant-a"]
+    newer = keys.charter(version=2)
+    found = verify(places, keys.trust(charter=newer))
+    assert not [each for each in found if each.refused]
+    assert [signed(each) for each in found] == [0, 0, 0]
+    for result, name in zip(found, ("coordinator", "plant-a", "plant-a"), strict=True):
+        assert any(f"{name} has no more" in text for text in result.not_verified)
+
+    # an old trust file, and the newer charter in a record that was given with them
+    coordinate(tmp_path / "again")
+    export(tmp_path / "again", tmp_path / "again.record", newer_kit(keys, newer))
+    found = verify([*places, tmp_path / "again.record"], before)
+    assert [signed(each) for each in found] == [0, 0, 0, 1]
+
+
+def signed(result: Result) -> int:
+    """How many signatures count as verified."""
+    return sum("has signed" in text for text in result.verified)
+
+
+def newer_kit(keys: FederationKeys, charter: bytes) -> Kit:
+    return msgspec.structs.replace(keys.kit("coordinator"), charter=charter)
+
+
+def test_keys_that_stayed_count_beside_older_charters(made: dict[str, Path]) -> None:
+    newer = KEYS.trust(charter=KEYS.charter(version=7, without="plant-b"))
+    record, bundle = verify([made["record"], made["bundle"]], newer)
+    assert [signed(record), signed(bundle)] == [1, 2]
+    (contributor,) = record.not_verified + bundle.not_verified or [""]
+    assert contributor == "", "plant-b was a member by the record's own charter"
+
+
+def test_contributors_who_are_in_no_charter_are_told(tmp_path: Path) -> None:
+    coordinate(tmp_path / "coordinator", members=("plant-a", "plant-x"))
+    export(tmp_path / "coordinator", tmp_path / "steel.record", KEYS.kit("coordinator"))
+    (record,) = verify([tmp_path / "steel.record"], KEYS.trust())
+    assert not record.refused
+    (told,) = [text for text in record.not_verified if "plant-x" in text]
+    assert "plant-a" not in told
+
+
+def test_a_bundle_is_a_nodes_of_its_own_federation(tmp_path: Path) -> None:
+    by_coordinator = KEYS.bundle(tmp_path / "x", key=KEYS.keys["coordinator"], node="coordinator")
+    of_another = KEYS.bundle(tmp_path / "y", federation="brass")
+    for folder, name in ((by_coordinator, "coordinator"), (of_another, "plant-a")):
+        (what,) = false(folder)
+        assert f"not signed by {name}" in what
+
+
+def test_a_trust_file_with_the_charter_of_another_federation_is_refused(
+    made: dict[str, Path],
+) -> None:
+    other = msgspec.structs.replace(KEYS.trust(), federation="brass")
+    with pytest.raises(UsageError, match="brass"):
+        verify([made["record"]], other)
 
 
 def test_a_changed_bundle_and_one_of_an_unsigned_federation(
@@ -280,7 +318,10 @@ def test_a_personal_model_is_verified_by_its_checksums_and_its_coordinators_sign
     )
     model, record = verify([tmp_path / "node", made["record"]], KEYS.trust())
     assert not model.refused
-    assert any("the coordinator has signed" in text for text in model.verified)
+    assert any(
+        text.startswith("coordinator") and "has signed the broadcast" in text
+        for text in model.verified
+    )
     assert any("plant-b contributed to rounds 1-2 there" in text for text in model.verified)
     assert any("up to entry 4" in text for text in record.verified)
     (folder / "personal.json").write_bytes(msgspec.json.encode({**facts, "node": "plant-c"}))
