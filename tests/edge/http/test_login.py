@@ -3,6 +3,7 @@ can guess or use.
 """
 
 import asyncio
+import http.cookies
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -192,6 +193,43 @@ def test_a_cookie_that_is_none_of_ours_is_no_session(accounts: Accounts, cookie:
     async def steps(browser: httpx.AsyncClient) -> None:
         answer = await browser.post("/label", headers={"cookie": cookie.encode("latin-1")})  # type: ignore[dict-item]
         assert answer.status_code == 401
+
+    visit(accounts, steps)
+
+
+@pytest.mark.parametrize(
+    "others",
+    ['theme={"dark": 1}; {}', "a b=c; {}", "{}; edge-node-8080=guessed", "edge-node-8080=; {}"],
+)
+def test_a_session_is_found_among_cookies_of_other_programs(
+    accounts: Accounts, others: str
+) -> None:
+    """A browser sends a host's cookies to each of its ports."""
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        await browser.post("/login", json=MIA)
+        (own,) = (f"{name}={value}" for name, value in browser.cookies.items())
+        browser.cookies.clear()
+        headers = {"cookie": others.replace("{}", own)}
+        assert (await browser.post("/label", headers=headers)).status_code == 200
+
+    visit(accounts, steps)
+
+
+def test_no_cookie_is_unquoted_which_takes_quadratic_time(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single header of 62 kB once stopped a line for 20 seconds."""
+
+    def unquote(value: str) -> str:
+        raise AssertionError(value[:20])
+
+    monkeypatch.setattr(http.cookies, "_unquote", unquote)
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        headers = {"cookie": 'edge-node-8080="' + 15_000 * "\\000" + '"'}
+        assert (await browser.request("GET", "/login", headers=headers)).json()["name"] == ""
+        assert (await browser.request("DELETE", "/login", headers=headers)).status_code == 200
 
     visit(accounts, steps)
 
