@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, *, config: uvicorn.Config, **arguments: Any) -> None:
         self.phase: Phase = "idle"
         self.phase_began = 0.0  # by the event loop's clock
-        self._http = HttpToolsProtocol(config=config, **arguments)
+        self._http = _Protocol(config=config, **arguments)
         # any application, for uvicorn
         self._connections: Connections = config.app  # type: ignore[assignment]
         self._progress = _Progress()
@@ -253,6 +253,17 @@ class Connection(asyncio.Protocol):
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self._transport.write(head.encode() + body)
         self._transport.close()
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, without what follows a chunked body: it adds such trailers to the
+    headers, where a second Host or Authorization would count.
+    """
+
+    def on_headers_complete(self) -> None:
+        """Leave the request its headers; what else comes is collected where nobody looks."""
+        super().on_headers_complete()
+        self.headers = []
 
 
 class _LenientTransport:

@@ -21,6 +21,7 @@ UPLOAD = 10.0  # seconds in which a body must arrive
 _MAX_JSON = 1 << 20  # bytes of what a page sends
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _JSON = b"application/json"
+_ONCE = (b"host", b"origin", b"authorization", b"content-type", b"content-encoding")
 _SLOWLY = "send them more slowly"
 _LATER = {b"retry-after": b"1"}
 
@@ -81,6 +82,18 @@ class Request:
     def headers(self) -> dict[bytes, bytes]:
         """Headers by lower-case name; of a repeated one the last."""
         return dict(self._scope["headers"])
+
+    def check_headers(self) -> None:
+        """RequestError when a header that decides who is served stands there twice: a proxy may
+        have looked at the other one.
+        """
+        names = [name for name, _ in self._scope["headers"]]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                raise RequestError(
+                    f"the request has more than one header {name.decode().title()}",
+                    "send it once",
+                )
 
     def query(self, name: str, default: str) -> str:
         """The first value of a parameter in the URL."""

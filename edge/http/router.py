@@ -92,6 +92,7 @@ class Router:
     async def _dispatch(self, routes: Mapping[str, Route], request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         route = routes.get(method)
+        request.check_headers()
         if self._access:
             self._access.check(request)
             if route is None or route.needs == "token":

@@ -234,3 +234,23 @@ def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_
             to_the_end(other)  # by now a refused body has had its time
         client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(client, b"}")
+
+
+@pytest.mark.parametrize(
+    ("header", "trailer", "status"),
+    [
+        ("Host: evil.example", "Host: localhost", 421),
+        ("Host: localhost\r\nOrigin: http://evil.example", "Origin: http://localhost", 403),
+        ("Host: localhost\r\nContent-Encoding: br", "Content-Encoding: identity", 415),
+    ],
+)
+def test_what_follows_a_chunked_body_takes_no_headers_place(
+    bounded: Daemon, header: str, trailer: str, status: int
+) -> None:
+    with connect(bounded) as client:
+        head = f"POST /classify HTTP/1.1\r\n{header}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        body = b"%x\r\n%b\r\n0\r\n" % (len(RED), RED)
+        client.sendall(head.encode() + body + f"{trailer}\r\n\r\n".encode())
+        until(client, b"}", status)
+        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(client, b"}")

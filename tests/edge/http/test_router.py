@@ -66,6 +66,31 @@ def test_an_unknown_path_and_failures_are_answered_and_observed() -> None:
     assert found["/broken"][0].json()["error"] == "the server failed"
 
 
+@pytest.mark.parametrize("name", ["host", "origin", "authorization"])
+def test_a_header_that_decides_who_is_served_may_stand_there_once(name: str) -> None:
+    """A proxy may have looked at the other one."""
+
+    async def served(_: Request) -> Response:
+        return Response(b"")
+
+    async def run(headers: list[tuple[bytes, bytes]]) -> int:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"method": "GET", "path": "/", "headers": headers, "query_string": b""}
+        await Router([Route("/", "GET", served)])(scope, receive, send)
+        return int(sent[0]["status"])
+
+    one = (name.encode(), b"http://localhost")
+    assert asyncio.run(run([one])) == 200
+    assert asyncio.run(run([one, one])) == 400
+
+
 # Streams
 
 
