@@ -16,7 +16,15 @@ from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
 from edge.http.access import Access
 from edge.http.login import Logins
-from edge.http.request import BodyReader, Request, RequestError, Response, Route, shutting_down
+from edge.http.request import (
+    INLINE,
+    BodyReader,
+    Request,
+    RequestError,
+    Response,
+    Route,
+    shutting_down,
+)
 from edge.http.router import Router
 from edge.inference.class_prior import is_taught
 from edge.inference.image_decoding import ImageError
@@ -28,7 +36,6 @@ from edge.uncertainty.model_warnings import line_warnings
 from edge.uncertainty.performance import held_out_performance
 
 BATCH = 8  # images of a request computed at once; other requests are served in between
-_INLINE = 1 << 16  # bytes of JSON parsed on the event loop, which takes less than a millisecond
 _SMALL = 1 << 20  # bytes of a whole body; likewise
 _LONGEST_NAME = 200  # characters
 _OPENAPI = Path(__file__).with_name("openapi.json")
@@ -242,7 +249,7 @@ class App(Router):
             return inference_protocol.parse(content, head, model.manifest)
 
         head_size = len(body) if head is None else head
-        if len(body) <= _SMALL and head_size <= _INLINE:
+        if len(body) <= _SMALL and head_size <= INLINE:
             return parse(body)
         return await self._pipeline.run_in_decoder(parse, body)
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
@@ -17,6 +17,7 @@ from edge.inference.pipeline import Pipeline
 MAX_WAITING = 16  # requests with a body
 MAX_HELD = 2 * MAX_BYTES  # bytes of all their bodies together
 UPLOAD = 10.0  # seconds in which a body must arrive
+INLINE = 1 << 16  # bytes of JSON parsed on the event loop, which takes less than a millisecond
 
 _MAX_JSON = 1 << 20  # bytes of what a page sends
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
@@ -122,7 +123,7 @@ class Request:
                 "send it with Content-Type: application/json",
                 415,
             )
-        body = b""
+        body = bytearray()
         async with receiving_in_time():
             async for chunk in self.chunks():
                 body += chunk
@@ -132,9 +133,10 @@ class Request:
                         "send less at once",
                         413,
                     )
+        decode = partial(msgspec.json.decode, body, type=kind)
         try:
-            return msgspec.json.decode(body, type=kind)
-        except msgspec.MsgspecError as error:
+            return decode() if len(body) <= INLINE else await asyncio.to_thread(decode)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(
                 f"the body does not fit: {error}", "correct that, and send it again"
             ) from error

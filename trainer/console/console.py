@@ -8,6 +8,7 @@ FD` serves on an open socket until standard input closes.
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -49,6 +50,7 @@ FILES = (
 _EVERY = 0.25  # seconds between two looks at the folders, at least
 _HEARTBEAT = 5.0  # seconds after which a stream says that it is still there
 _MOST_STREAMS = 64
+_VERSION = re.compile(r"[0-9]{1,18}")  # more digits than a version ever has take long, or fail
 _FRESH = {b"cache-control": b"no-store"}
 
 _log = logging.getLogger(__name__)
@@ -152,7 +154,7 @@ class Console:
         async with self._lock:
             await self._refresh()
             _, run = self._find(request)
-            since_or_zero = int(since) if since.isdecimal() else 0
+            since_or_zero = int(since) if _VERSION.fullmatch(since) else 0
             return Response.json(run.since(since_or_zero), headers=_FRESH)
 
     async def _act(self, request: Request) -> Response:

@@ -139,6 +139,26 @@ def test_a_session_ends_when_it_is_not_used_and_goes_on_while_it_is(accounts: Ac
     visit(accounts, steps, clock)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name": "mia", "x": ' + 200_000 * b"[",
+        b'{"x": ' * 150_000,
+        b'{"name": "mia", "password": "' + 9000 * b"\xff" + b'"}',
+        b'{"name": ' + 5000 * b"1" + b', "password": ""}',
+        b'{"name": "mia", "password": "\\ud800 horse"}',
+    ],
+)
+def test_hostile_json_is_the_clients_mistake(accounts: Accounts, body: bytes) -> None:
+    async def steps(browser: httpx.AsyncClient) -> None:
+        headers = {"content-type": "application/json"}
+        answer = await browser.post("/login", content=body, headers=headers)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["remedy"]
+
+    visit(accounts, steps)
+
+
 @pytest.mark.parametrize("change", ["removed", "new password"])
 def test_who_is_removed_or_has_a_new_password_has_no_session_any_more(
     accounts: Accounts, change: str
