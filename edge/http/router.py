@@ -12,7 +12,14 @@ from typing import Any
 from broker_config.protocol.errors import EdgeNodeError, explain
 from edge.http.access import Access
 from edge.http.login import Logins
-from edge.http.request import Receive, Request, RequestError, Response, Route
+from edge.http.request import (
+    Receive,
+    Request,
+    RequestError,
+    Response,
+    Route,
+    receiving_in_time,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -128,8 +135,12 @@ async def _send_stream(stream: AsyncGenerator[bytes], request: Request, send: Se
     it is noticed with the next one that it has hung up.
     """
     async with aclosing(stream):
-        async for _ in request.chunks():
-            pass
+        try:
+            async with receiving_in_time():
+                async for _ in request.chunks():
+                    pass
+        except RequestError:  # a response is under way: it ends
+            return
         leaving = asyncio.create_task(request.wait_for_disconnect())
         try:
             async for piece in stream:
