@@ -3,14 +3,24 @@
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError
+from edge.http.client_group import client_group
 from edge.inference.image_decoding import MAX_BYTES
 from edge.inference.pipeline import Pipeline
 
@@ -54,6 +64,7 @@ class Response(NamedTuple):
     headers: Mapping[bytes, bytes] = {}
     # what follows the body, piece by piece, as long as the client listens
     stream: AsyncGenerator[bytes] | None = None
+    cookies: Sequence[bytes] = ()  # a Set-Cookie header for each
 
     @classmethod
     def json(
@@ -76,6 +87,7 @@ class Request:
         self.path: str = scope["path"]
         self.names: dict[str, str] = {}  # the parameters in the path
         self.user = ""  # who has logged in, on a route that only those may use
+        self.folders: frozenset[Path] = frozenset()  # state folders where that login counts
         self._scope = scope
         self._receive = receive
 
@@ -83,6 +95,12 @@ class Request:
     def headers(self) -> dict[bytes, bytes]:
         """Headers by lower-case name; of a repeated one the last."""
         return dict(self._scope["headers"])
+
+    @property
+    def client(self) -> str:
+        """What counts as the client that asks; empty if it is gone."""
+        address = self._scope.get("client")
+        return client_group(address[0]) if address else ""
 
     def check_headers(self) -> None:
         """RequestError when a header that decides who is served stands there twice: a proxy may

@@ -74,6 +74,7 @@ class Router:
                 {"error": "the server failed", "remedy": "see its log, and report it"}, 500
             )
         headers = [(b"content-type", answer.kind), *answer.headers.items()]
+        headers += [(b"set-cookie", cookie) for cookie in answer.cookies]
         if answer.stream is None:
             headers.append((b"content-length", b"%d" % len(answer.body)))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -118,16 +119,17 @@ class Router:
                 {b"allow": allowed.encode()},
             )
         if route.needs == "login":
-            request.user = self._user(request)
+            await self._identify(request)
         return await route.handler(request)
 
-    def _user(self, request: Request) -> str:
-        user = self._logins and self._logins.user(request)
-        if not user:
+    async def _identify(self, request: Request) -> None:
+        user = await self._logins.user(request) if self._logins else None
+        if user is None:
             raise RequestError(
                 "this needs a login", "log in first; edge-node user NAME lets somebody do so", 401
             )
-        return user
+        request.user = user.name
+        request.folders = user.folders
 
 
 async def _send_stream(stream: AsyncGenerator[bytes], request: Request, send: Send) -> None:

@@ -163,6 +163,12 @@ class Console:
         async with self._lock:
             await self._refresh()
             folder, run = self._find(request)
+        if folder.folder not in request.folders:
+            raise RequestError(
+                f"{request.user} may not act on runs of {folder.folder.name}",
+                f"log in as somebody who may: edge-node user NAME --state {folder.folder.name}",
+                403,
+            )
         if run.about.kind == "vfl":
             raise RequestError(
                 "sensors' runs are not operated from here", "stop the head itself, or a sensor", 409
@@ -224,9 +230,10 @@ def open_folder(folder: Path) -> StateFolder:
 def serve(folders: Sequence[StateFolder], listener: socket.socket, access: Access) -> None:
     """Serve the console until SIGTERM or SIGINT; a line `console URL` on standard error says where.
 
-    Who can log in stands in the first folder.
+    Each folder says who can log in and act on its runs.
     """
-    uvloop.run(_serve(Console(folders), listener, access, Logins(Accounts(folders[0].folder))))
+    logins = Logins(*(Accounts(each.folder) for each in folders))
+    uvloop.run(_serve(Console(folders), listener, access, logins))
 
 
 async def _serve(console: Console, listener: socket.socket, access: Access, logins: Logins) -> None:

@@ -49,8 +49,14 @@ def visit(
     clock: Clock | None = None,
     url: str = "http://localhost:8080",
     token: str = "",
+    crowd: int = 0,
+    crowd_address: str = "192.0.2.9",
 ) -> None:
-    """Take steps in a browser of a server on which only those who have logged in may label."""
+    """Take steps in a browser of a server on which only those who have logged in may label.
+
+    As soon as the browser has asked for the first time, a crowd sends so many wrong passwords at
+    once, again and again, until the steps are done.
+    """
 
     async def label(request: Request) -> Response:
         return Response.json({"by": request.user})
@@ -59,10 +65,24 @@ def visit(
         routes = [Route("/label", "POST", label, "login"), Route("/classify", "POST", label)]
         logins = Logins(accounts, clock=clock or Clock(), penalty=0)
         server = Router(routes, Access.of("127.0.0.1", [], token), logins)
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(server), base_url=url
-        ) as browser:
-            await steps(browser)
+        stranger = httpx.ASGITransport(server, client=(crowd_address, 1))
+        transport = httpx.ASGITransport(server, client=("192.0.2.1", 1))
+
+        async def guess(visitor: httpx.AsyncClient) -> None:
+            while True:
+                await visitor.post("/login", json=MIA | {"password": "a guess"})
+                await asyncio.sleep(0.01)  # as over a network
+
+        async with (
+            httpx.AsyncClient(transport=transport, base_url=url) as browser,
+            httpx.AsyncClient(transport=stranger, base_url=url) as visitor,
+        ):
+            guesses = [asyncio.create_task(guess(visitor)) for _ in range(crowd)]
+            try:
+                await steps(browser)
+            finally:
+                for each in guesses:
+                    each.cancel()
 
     asyncio.run(run())
 
@@ -76,7 +96,7 @@ def test_what_needs_a_login_knows_who_has_logged_in_until_they_leave(accounts: A
         assert (await browser.post("/label")).json() == {"by": "mia"}
         kept = dict(browser.cookies)
         await browser.delete("/login")
-        assert not browser.cookies
+        assert "edge-node-8080" not in browser.cookies
         browser.cookies.update(kept)  # a copy of the cookie is worth nothing then
         assert (await browser.post("/label")).status_code == 401
 
@@ -98,17 +118,21 @@ def test_a_wrong_name_and_a_wrong_password_are_told_alike(
 def test_the_cookie_is_for_this_server_alone(accounts: Accounts) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
         secure = {"host": "line.localhost", "origin": "https://line.localhost"}
-        cookies = [
-            (await browser.post("/login", json=MIA, headers=headers)).headers["set-cookie"]
-            for headers in ({}, secure)
-        ]
+        cookies = []
+        for headers in ({}, secure):
+            answer = await browser.post("/login", json=MIA, headers=headers)
+            cookies += answer.headers.get_list("set-cookie")
         for cookie in cookies:
             assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
         assert [cookie.partition("=")[0] for cookie in cookies] == [
             "edge-node-8080",
+            "edge-node-8080-known",
             "edge-node-default",
+            "edge-node-default-known",
         ]
-        assert ["Secure" in cookie for cookie in cookies] == [False, True]
+        assert ["Secure" in cookie for cookie in cookies] == [False, False, True, True]
+        # a session ends with the browser
+        assert ["Max-Age" in cookie for cookie in cookies] == [False, True, False, True]
 
     visit(accounts, steps)
 
@@ -183,6 +207,90 @@ def test_a_crowd_that_guesses_is_turned_away(accounts: Accounts) -> None:
     visit(accounts, steps)
 
 
+def test_a_crowd_elsewhere_keeps_nobody_from_logging_in(accounts: Accounts) -> None:
+    """Eight connections that guessed without a pause once kept everybody out."""
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            browser.cookies.clear()
+            await asyncio.sleep(0.1)  # the crowd is there before
+            assert (await browser.post("/login", json=MIA)).status_code == 200
+
+    visit(accounts, steps, crowd=20)
+
+
+def test_a_crowd_behind_the_same_proxy_keeps_no_known_browser_from_logging_in(
+    accounts: Accounts,
+) -> None:
+    async def steps(browser: httpx.AsyncClient) -> None:
+        answer = await browser.post("/login", json=MIA)  # before the crowd
+        assert answer.status_code == 200
+        await asyncio.sleep(0.1)
+        await browser.delete("/login")
+        assert (await browser.post("/login", json=MIA)).status_code == 200
+
+    visit(accounts, steps, crowd=20, crowd_address="192.0.2.1")
+
+
+@pytest.mark.parametrize("change", ["another name", "new password"])
+def test_a_browser_is_known_for_the_person_and_password_that_has_logged_in_there(
+    accounts: Accounts, change: str
+) -> None:
+    """Else one login would let anybody guess without waiting for others."""
+    accounts.set("tom", "battery staple")
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        await browser.post("/login", json=MIA)
+        if change == "new password":
+            accounts.set("mia", "another horse")
+        name = "mia" if change == "new password" else "tom"
+        request = Request(
+            {
+                "method": "POST",
+                "path": "/login",
+                "headers": [
+                    (b"host", b"localhost:8080"),
+                    (b"cookie", "; ".join(f"{k}={v}" for k, v in browser.cookies.items()).encode()),
+                ],
+            },
+            lambda: None,
+        )
+        logins = Logins(accounts)
+        assert not await logins._is_known(name, request)
+
+    visit(accounts, steps)
+
+
+def test_a_login_counts_in_the_folders_in_whose_accounts_it_stands(tmp_path: Path) -> None:
+    steel = Accounts(tmp_path / "steel")
+    brass = Accounts(tmp_path / "brass")
+    steel.set("anna", "correct horse")
+    brass.set("anna", "another horse")
+    brass.set("bert", "battery staple")
+
+    async def folders(name: str, password: str) -> list[str] | int:
+        async def where(request: Request) -> Response:
+            return Response.json(sorted(each.name for each in request.folders))
+
+        routes = [Route("/where", "POST", where, "login")]
+        server = Router(routes, logins=Logins(steel, brass, penalty=0))
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(server), base_url="http://localhost"
+        ) as browser:
+            answer = await browser.post("/login", json={"name": name, "password": password})
+            if answer.status_code != 200:
+                return answer.status_code
+            found: list[str] = (await browser.post("/where")).json()
+            return found
+
+    assert asyncio.run(folders("anna", "correct horse")) == ["steel"]
+    assert asyncio.run(folders("anna", "another horse")) == ["brass"]
+    assert asyncio.run(folders("bert", "battery staple")) == ["brass"]
+    assert asyncio.run(folders("bert", "correct horse")) == 403
+    brass.set("anna", "correct horse")
+    assert asyncio.run(folders("anna", "correct horse")) == ["brass", "steel"]
+
+
 def test_a_login_does_not_need_the_token_of_programs_nor_stand_in_for_it(
     accounts: Accounts,
 ) -> None:
@@ -228,7 +336,7 @@ def test_a_session_is_found_among_cookies_of_other_programs(
 
     async def steps(browser: httpx.AsyncClient) -> None:
         await browser.post("/login", json=MIA)
-        (own,) = (f"{name}={value}" for name, value in browser.cookies.items())
+        own = f"edge-node-8080={browser.cookies['edge-node-8080']}"
         browser.cookies.clear()
         headers = {"cookie": others.replace("{}", own)}
         assert (await browser.post("/label", headers=headers)).status_code == 200

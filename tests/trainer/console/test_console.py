@@ -27,6 +27,7 @@ from trainer.progress import NodeRefused, Note, event_log
 SOURCES = REPOSITORY / "trainer/console"
 STRINGS: dict[str, dict[str, str]] = json.loads((SOURCES / "console_strings.json").read_text())
 OTHER = "f" * 16
+BRASS = "b" * 16
 HOSTILE = '"><img src=x onerror="document.title=\'hacked\'">'
 
 
@@ -246,6 +247,36 @@ def test_what_makes_no_sense_is_refused(
         answer = client.post(f"{url}runs/{run}/actions", json=wanted)
     assert answer.status_code == status, answer.text
     assert ActionReader(state, RUN).read() == before
+
+
+def test_who_may_act_on_one_folders_runs_may_not_act_on_anothers(
+    tmp_path: Path, state: Path
+) -> None:
+    brass = tmp_path / "brass"
+    record_run(brass, BRASS, nodes=2, rounds=4)
+    Accounts(state).set("anna", "correct horse")
+    Accounts(brass).set("bert", "battery staple")
+    with (
+        console(tmp_path / "log", state, brass) as url,
+        disk.lock_folder(state),
+        disk.lock_folder(brass),
+    ):
+        found = {}
+        for name, password in (("anna", "correct horse"), ("bert", "battery staple")):
+            with httpx.Client() as client:
+                credentials = {"name": name, "password": password}
+                client.post(str(httpx.URL(url).join("/login")), json=credentials)
+                for run in (RUN, BRASS):
+                    wanted = {"what": "drop", "node": "plant-9"}  # 409: there is none
+                    answer = client.post(f"{url}runs/{run}/actions", json=wanted)
+                    found[name, run] = answer.status_code
+    assert found == {
+        ("anna", RUN): 409,
+        ("anna", BRASS): 403,
+        ("bert", RUN): 403,
+        ("bert", BRASS): 409,
+    }
+    assert ActionReader(brass, BRASS).read() == []
 
 
 # Languages
