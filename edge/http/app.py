@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -29,13 +30,14 @@ from edge.http.router import Router
 from edge.inference.class_prior import is_taught
 from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Failure
-from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
+from edge.inference.pipeline import BrokenModelError, Frame, Inspection, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 from edge.uncertainty.model_warnings import line_warnings
 from edge.uncertainty.performance import held_out_performance
 
 BATCH = 8  # images of a request computed at once; other requests are served in between
+FEW = 1 << 13  # values of a response that is built on the event loop; likewise
 _SMALL = 1 << 20  # bytes of a whole body; likewise
 _LONGEST_NAME = 200  # characters
 _OPENAPI = Path(__file__).with_name("openapi.json")
@@ -62,6 +64,7 @@ class App(Router):
         self._pipeline = pipeline
         self._metrics = metrics
         self._bodies = BodyReader(pipeline)
+        self._document = Response(_OPENAPI.read_bytes())
         self._home = pages[0].template.removeprefix("/") if pages else ""
         metrics.register(self._readings)
         routes = (
@@ -157,19 +160,17 @@ class App(Router):
             headers = {b"x-model": found.verdict.model.encode()}
             if not wanted:
                 return Response.json(found.verdict, headers=headers)
-            # Few ask for pictures
-            from edge.inference.annotation import annotate, encode_jpeg  # noqa: PLC0415
-
-            picture = await self._pipeline.run_in_decoder(
-                lambda inspection: encode_jpeg(annotate(inspection, heat=wanted == "heat")), found
-            )
+            draw = partial(_draw, heat=wanted == "heat")
+            picture = await self._pipeline.run_in_decoder(draw, found)
         return Response(picture, kind=b"image/jpeg", headers=headers)
 
     async def _metrics_page(self, _request: Request) -> Response:
-        return Response(self._metrics.exposition(self._pipeline.model), kind=METRICS_TYPE)
+        # sinks' readings wait for what is being written to the outbox
+        metrics = await asyncio.to_thread(self._metrics.exposition, self._pipeline.model)
+        return Response(metrics, kind=METRICS_TYPE)
 
     async def _openapi(self, _request: Request) -> Response:
-        return Response(_OPENAPI.read_bytes())
+        return self._document
 
     async def _server(self, _request: Request) -> Response:
         extensions = ["binary_tensor_data", "classification"]
@@ -223,13 +224,22 @@ class App(Router):
             model = self._find_model(request)
             try:
                 inference = await self._parse_inference(request, body, model)
+                parts = await self._compute_outputs(inference, model, request)
             except inference_protocol.InvalidRequestError as error:
                 raise RequestError(
                     f"the inference request does not fit: {error}",
                     "compare it with the model's metadata",
                 ) from error
-            outputs = await self._compute_outputs(inference, model, request)
-        content, head = inference_protocol.build_response(inference, model, outputs)
+
+            def build(outputs: Sequence[Outputs]) -> tuple[bytes, int | None]:
+                whole = inference_protocol.concatenate(outputs)
+                return inference_protocol.build_response(inference, model, whole)
+
+            values = len(parts) * inference_protocol.value_count(inference, model, parts[0])
+            if values <= FEW:
+                content, head = build(parts)
+            else:
+                content, head = await self._pipeline.run_in_decoder(build, parts)
         named = {b"x-model": model.digest.encode()}
         if head is None:
             return Response(content, headers=named)
@@ -255,9 +265,9 @@ class App(Router):
 
     async def _compute_outputs(
         self, inference: inference_protocol.InferenceRequest, model: Model, request: Request
-    ) -> Outputs:
+    ) -> list[Outputs]:
         """The model's outputs for all images, a few at a time,
-        as long as somebody waits for the response.
+        as long as somebody waits for the response, which must not be too large.
         """
         extras = [
             wanted.name for wanted in inference.outputs if wanted.name != model.manifest.output
@@ -270,13 +280,15 @@ class App(Router):
                     self._check_still_wanted(leaving)
                 images = await self._load_images(inference, model, slice(first, first + BATCH))
                 parts.append(await self._pipeline.infer(model, images, extras))
+                if not first:
+                    inference_protocol.value_count(inference, model, parts[0])
         except ImageError as error:
             raise RequestError(error.what, error.remedy, 422) from error
         except BrokenModelError as error:
             raise RequestError(error.what, error.remedy, 500) from error
         finally:
             leaving.cancel()
-        return parts[0] if len(parts) == 1 else inference_protocol.concatenate(parts)
+        return parts
 
     def _check_still_wanted(self, leaving: asyncio.Task[None]) -> None:
         """RequestError when there is no point in going on."""
@@ -297,3 +309,10 @@ class App(Router):
         return np.stack(
             [await self._pipeline.decode(file, size, f"image {number}") for number, file in files]
         )
+
+
+def _draw(inspection: Inspection, *, heat: bool) -> bytes:
+    # Few ask for pictures
+    from edge.inference.annotation import annotate, encode_jpeg  # noqa: PLC0415
+
+    return encode_jpeg(annotate(inspection, heat=heat))

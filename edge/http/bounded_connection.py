@@ -243,7 +243,8 @@ class Connection(asyncio.Protocol):
             return
         if self._progress.asked > self._answered:
             is_arriving = self._progress.is_in_body and self._progress.asked == self._answered + 1
-            self._enter("body" if is_arriving else "busy")
+            phase: Phase = "body" if is_arriving else "busy"
+            self._enter(phase)
         elif self._has_left:
             self._transport.close()
         elif self._progress.is_in_body:

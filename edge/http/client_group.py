@@ -1,4 +1,4 @@
-"""What counts as one client where several share something."""
+"""Groups of addresses that count as one client, where clients share something."""
 
 import ipaddress
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
 from broker_config.storage import disk
-from edge.http.login_turns import LoginTurns
+from edge.http.login_queue import LoginQueue
 from edge.http.request import Request, RequestError, Response, Route
 
 PATH = "/login"
@@ -120,8 +120,8 @@ class Logins:
         self._clock = clock
         self._penalty = penalty
         self._sessions = OrderedDict[str, _Session]()  # by cookie, the one used last at the end
-        self._strangers = LoginTurns()  # by address
-        self._acquaintances = LoginTurns()  # by name: browsers in which it has logged in before
+        self._strangers = LoginQueue()  # by address
+        self._acquaintances = LoginQueue()  # by name: browsers in which it has logged in before
 
     @property
     def routes(self) -> Iterator[Route]:
@@ -150,17 +150,18 @@ class Logins:
     async def _who(self, request: Request) -> Response:
         user = await self.user(request)
         is_possible = await asyncio.to_thread(lambda: any(each.read() for each in self._accounts))
-        return Response.json({"name": user.name if user else "", "possible": is_possible})
+        name = user.name if user else ""
+        return Response.json({"name": name, "possible": is_possible})
 
     async def _log_in(self, request: Request) -> Response:
         given = await request.json(Credentials)
         # A browser in which this person has logged in before does not wait for strangers, who may
         # guess all the time, from many addresses or through the same reverse proxy.
         if await self._is_known(given.name, request):
-            turn = self._acquaintances.turn(given.name)
+            slot = self._acquaintances.slot(given.name)
         else:
-            turn = self._strangers.turn(request.client)
-        async with turn:  # one at a time: a hash takes 64 MiB and a core
+            slot = self._strangers.slot(request.client)
+        async with slot:  # one at a time: a hash takes 64 MiB and a core
             found = await asyncio.to_thread(self._verify, given)
             if not found:
                 await asyncio.sleep(self._penalty)

@@ -86,7 +86,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.names: dict[str, str] = {}  # the parameters in the path
-        self.user = ""  # who has logged in, on a route that only those may use
+        self.user = ""  # who has logged in, on a route that asks
         self.folders: frozenset[Path] = frozenset()  # state folders where that login counts
         self._scope = scope
         self._receive = receive
@@ -187,7 +187,8 @@ class Route(NamedTuple):
     method: str
     handler: Callable[[Request], Awaitable[Response]]
     # a token is needed by what is not read only, if there is one
-    needs: Literal["token", "login", "nothing"] = "token"
+    # "known": nothing, but whoever has logged in is told from others
+    needs: Literal["token", "login", "known", "nothing"] = "token"
 
 
 class BodyReader:

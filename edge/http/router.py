@@ -118,13 +118,15 @@ class Router:
                 405,
                 {b"allow": allowed.encode()},
             )
-        if route.needs == "login":
-            await self._identify(request)
+        if route.needs in ("login", "known"):
+            await self._identify(request, is_needed=route.needs == "login")
         return await route.handler(request)
 
-    async def _identify(self, request: Request) -> None:
+    async def _identify(self, request: Request, *, is_needed: bool) -> None:
         user = await self._logins.user(request) if self._logins else None
         if user is None:
+            if not is_needed:
+                return
             raise RequestError(
                 "this needs a login", "log in first; edge-node user NAME lets somebody do so", 401
             )

@@ -3,15 +3,18 @@ one after another or many at once.
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError, explain
 from edge.daemon.prometheus_metrics import Reading
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.pipeline import Pipeline
@@ -23,10 +26,14 @@ from edge.uncertainty.performance import held_out_performance
 
 PATH = "/labels/"
 _SIDES = {"small": 192, "large": 1024}  # pixels of a picture
+_MOST_PICTURES = 32  # at once
+LOOK_AGAIN = 2.0  # seconds after which classes are looked for again
 _FRESH = {b"cache-control": b"no-store"}
 _SAME_FOR_EVER = {b"cache-control": b"private, max-age=86400, immutable"}
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Labels(Struct, frozen=True):
@@ -46,14 +53,27 @@ class LabelPage:
     """The page, what it asks for, and what it changes: the latter needs a login."""
 
     def __init__(
-        self, line: str, pipeline: Pipeline, recent: RecentInspections, queue: LabelQueue
+        self,
+        line: str,
+        pipeline: Pipeline,
+        recent: RecentInspections,
+        queue: LabelQueue,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """EdgeNodeError when the folder of labelled images cannot be read."""
         self._line = line
         self._pipeline = pipeline
         self._recent = recent
         self._queue = queue
         # the queue's; inspection goes on meanwhile
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="labels")
+        # pictures of large images take long: a label does not wait for them
+        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="label pictures")
+        self._pictures = 0  # that are asked for
+        self._folders: list[str] = queue.classes(())
+        self._looked_at = clock()  # the folders
+        self._is_looking = False
+        self._clock = clock
         self._field: tuple[str, FieldAccuracy | None] = "", None  # of the model with this digest
 
     @property
@@ -70,8 +90,24 @@ class LabelPage:
 
     @property
     def classes(self) -> list[str]:
-        """What images can be labelled as."""
-        return self._queue.classes(self._pipeline.model.manifest.classes)
+        """What images can be labelled as, as of a few seconds ago: the folder, which may be large
+        or hang, is read in the queue's thread.
+        """
+        if not self._is_looking and self._clock() - self._looked_at > LOOK_AGAIN:
+            self._is_looking = True
+            self._thread.submit(self._look)
+        known = self._pipeline.model.manifest.classes
+        return [*known, *(name for name in self._folders if name not in known)]
+
+    def _look(self) -> None:
+        """Read which classes have a folder; if that fails, those stay that were there."""
+        try:
+            self._folders = self._queue.classes(())
+        except EdgeNodeError as error:
+            _log.warning("the folder of labelled images cannot be read: %s", explain(error))
+        finally:
+            self._looked_at = self._clock()
+            self._is_looking = False
 
     @property
     def field(self) -> FieldAccuracy | None:
@@ -117,26 +153,47 @@ class LabelPage:
 
     def close(self) -> None:
         """Finish what is being done."""
+        self._drawing.shutdown()
         self._thread.shutdown()
         self._queue.close()
 
     async def _list(self, request: Request) -> Response:
         """The images that wait, the most instructive first; with `?count=1` only how many."""
-        waiting = await self._do(self._queue.waiting)
-        found: dict[str, object] = {"line": self._line, "waiting": len(waiting)}
-        if request.query("count", "") != "1":
-            found |= {"classes": self.classes, "images": waiting}
-        return Response.json(found, headers=_FRESH)
+        is_counted = request.query("count", "") == "1"
+
+        def encode() -> bytes:
+            waiting = self._queue.waiting()
+            found: dict[str, object] = {"line": self._line, "waiting": len(waiting)}
+            if not is_counted:
+                self._look()
+                found |= {"classes": self.classes, "images": waiting}
+            return msgspec.json.encode(found)
+
+        return Response(await self._do(encode), headers=_FRESH)
 
     async def _picture(self, request: Request) -> Response:
         side = _SIDES.get(request.query("size", "large"))
         if side is None:
             raise RequestError("there is no picture of that size", f"ask for {' or '.join(_SIDES)}")
-        picture = await self._do(partial(self._queue.picture, request.names["name"], side), 404)
+        if self._pictures >= _MOST_PICTURES:
+            raise RequestError(
+                f"{self._pictures} pictures are asked for already",
+                "ask again later",
+                503,
+                {b"retry-after": b"1"},
+            )
+        self._pictures += 1
+        try:
+            draw = partial(self._queue.picture, request.names["name"], side)
+            picture = await self._do(draw, 404, self._drawing)
+        finally:
+            self._pictures -= 1
         return Response(picture, kind=b"image/jpeg", headers=_SAME_FOR_EVER)
 
     async def _label(self, request: Request) -> Response:
         given = await request.json(Labels)
+        if given.label is not None and given.label not in self.classes:
+            await self._do(self._look)  # a folder may just have been made
         if given.label is not None and given.label not in self.classes:
             raise RequestError(
                 f"there is no class {given.label!r}",
@@ -163,11 +220,13 @@ class LabelPage:
             )
         return Response.json({"kept": await self._do(partial(self._queue.overrule, inspection))})
 
-    async def _do(self, work: Callable[[], T], status: int = 409) -> T:
+    async def _do(
+        self, work: Callable[[], T], status: int = 409, thread: ThreadPoolExecutor | None = None
+    ) -> T:
         """Have the queue do something; what it refuses is the client's matter,
         and has this status.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, work)
         except UsageError as error:
             raise RequestError(error.what, error.remedy, status) from error

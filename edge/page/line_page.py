@@ -115,7 +115,8 @@ class LinePage:
         reject = self._recent.find_reject(request.names["id"])
         if reject is None:
             raise _gone()
-        return Response(_encode(reject), kind=b"image/jpeg", headers=_FRESH)
+        picture = await self._pipeline.run_in_decoder(_encode, reject)
+        return Response(picture, kind=b"image/jpeg", headers=_FRESH)
 
 
 def _draw(inspection: Inspection, *, heat: bool) -> bytes:

@@ -32,12 +32,18 @@ def page_routes(
     """Routes of a page at `path`, which ends with a slash, of the files beside it,
     and of what all pages share.
     """
-    yield Route(path, "GET", partial(_serve, folder / page))
+    yield _route(path, folder / page)
     for name in files:
-        yield Route(path + name, "GET", partial(_serve, folder / name))
+        yield _route(path + name, folder / name)
     for name in _SHARED_FILES:
-        yield Route(_SHARED + name, "GET", partial(_serve, _FOLDER / name))
+        yield _route(_SHARED + name, _FOLDER / name)
 
 
-async def _serve(file: Path, _request: Request) -> Response:
-    return Response(file.read_bytes(), kind=_KINDS[file.suffix], headers=_POLICY)
+def _route(path: str, file: Path) -> Route:
+    """Read a file now: the disk may be slow when somebody asks for it."""
+    response = Response(file.read_bytes(), kind=_KINDS[file.suffix], headers=_POLICY)
+    return Route(path, "GET", partial(_serve, response))
+
+
+async def _serve(response: Response, _request: Request) -> Response:
+    return response

@@ -14,7 +14,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,6 +65,15 @@ class Wanted(msgspec.Struct, frozen=True):
     node: str | None = None
 
 
+@dataclass
+class _Stream:
+    """Somebody who looks."""
+
+    user: str  # empty: not logged in
+    client: str
+    is_over: bool = False  # it gives way to another
+
+
 class StateFolder(Protocol):
     """A state folder that is followed."""
 
@@ -87,39 +98,54 @@ class Console:
         self._clock = clock
         self._looked_at = float("-inf")  # by the clock: the folders
         self._lock = asyncio.Lock()
-        self._streams = 0
+        self._streams: list[_Stream] = []  # the oldest first
         self.closing = False  # streams end
 
     @property
     def routes(self) -> Iterator[Route]:
         """Paths below PATH, and the way there."""
         yield from page_routes(PATH, "console.html", FILES, Path(__file__).parent)
-        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            PATH + "events": self._events,
-            PATH + "runs/{id}": self._run,
-            "/": _redirect,
-        }
-        for path, handler in handlers.items():
-            yield Route(path, "GET", handler)
+        yield Route(PATH + "events", "GET", self._events, "known")
+        yield Route(PATH + "runs/{id}", "GET", self._run)
+        yield Route("/", "GET", _redirect)
         yield Route(PATH + "runs/{id}/actions", "POST", self._act, "login")
 
-    async def _events(self, _request: Request) -> Response:
+    async def _events(self, request: Request) -> Response:
         """Server-sent events: where all runs stand, now and whenever that has changed."""
-        if self._streams >= _MOST_STREAMS:
+        new = _Stream(request.user, request.client)
+        if len(self._streams) >= _MOST_STREAMS and self._find_yielding(new) is None:
             raise RequestError(
-                f"{self._streams} people look at this console already", "try again later", 503
+                f"{len(self._streams)} people look at this console already",
+                "log in, or try again later",
+                503,
             )
-        return Response(b"", kind=b"text/event-stream", headers=_FRESH, stream=self._stream())
+        return Response(b"", kind=b"text/event-stream", headers=_FRESH, stream=self._stream_to(new))
 
-    async def _stream(self) -> AsyncGenerator[bytes]:
+    def _find_yielding(self, new: _Stream) -> _Stream | None:
+        """Return the stream that ends for a new one: the oldest of the client that has the most
+        without a login; None if the new one has no better claim.
+        """
+        strangers = [each for each in self._streams if not each.user]
+        if not strangers:
+            return None
+        counts = Counter(each.client for each in strangers)
+        most = max(counts.values())
+        if not new.user and counts[new.client] >= most - 1:
+            return None
+        return next(each for each in strangers if counts[each.client] == most)
+
+    async def _stream_to(self, new: _Stream) -> AsyncGenerator[bytes]:
         sent = b""
         said_at = self._clock()
-        self._streams += 1
+        if len(self._streams) >= _MOST_STREAMS and (yielding := self._find_yielding(new)):
+            yielding.is_over = True
+            self._streams.remove(yielding)
+        self._streams.append(new)
         try:
-            while not self.closing:
+            while not (self.closing or new.is_over):
                 async with self._lock:
                     await self._refresh()
-                    state = msgspec.json.encode(self._overview())
+                    state = await asyncio.to_thread(self._encode_overview)
                 if state != sent:
                     yield b"data: " + state + b"\n\n"
                     sent = state
@@ -131,7 +157,11 @@ class Console:
         except EdgeNodeError as error:  # the page asks again
             _log.error("the stream of events ends: %s", error)
         finally:
-            self._streams -= 1
+            if new in self._streams:
+                self._streams.remove(new)
+
+    def _encode_overview(self) -> bytes:
+        return msgspec.json.encode(self._overview())
 
     def _overview(self) -> dict[str, Any]:
         """All runs, the newest last; the newest of a folder is `running` while a process uses
@@ -155,7 +185,9 @@ class Console:
             await self._refresh()
             _, run = self._find(request)
             since_or_zero = int(since) if _VERSION.fullmatch(since) else 0
-            return Response.json(run.since(since_or_zero), headers=_FRESH)
+            # with the lock: nothing changes meanwhile
+            content = await asyncio.to_thread(lambda: msgspec.json.encode(run.since(since_or_zero)))
+        return Response(content, headers=_FRESH)
 
     async def _act(self, request: Request) -> Response:
         """Have the coordinator pause, resume or abort its run, or drop a node."""

@@ -151,14 +151,14 @@ def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
 
 # GET /metrics takes until there is a file
 LONG = """
-import asyncio
 import pathlib
-import edge.http.app
-async def wait(self, request, former=edge.http.app.App._metrics_page):
+import time
+from edge.daemon.prometheus_metrics import Metrics
+def wait(self, model):
     while not pathlib.Path({file!r}).exists():
-        await asyncio.sleep(0.01)
-    return await former(self, request)
-edge.http.app.App._metrics_page = wait
+        time.sleep(0.01)
+    return b""
+Metrics.exposition = wait
 """
 
 

@@ -1,8 +1,8 @@
-"""Turns of those who log in: one at a time, and each client in its turn.
+"""Queue of those who log in: one at a time, and fair between clients.
 
 A password's hash takes 64 MiB and a core on purpose, so one is checked at a time. Whoever sends
-guesses all the time must not take the others' turns: each client has a queue of its own, and the
-queues take turns.
+guesses all the time must not keep the others waiting: each client has a queue of its own, and
+the next attempt is of the client whose last one is the longest ago.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ PER_CLIENT = 4  # attempts of one client at once
 IN_ALL = 64  # attempts that wait
 
 
-class LoginTurns:
-    """Attempts that wait for their turn, by client."""
+class LoginQueue:
+    """Attempts that wait, by client."""
 
     def __init__(self) -> None:
         self._queues = OrderedDict[str, deque[asyncio.Future[None]]]()  # the next client first
-        self._in_turn: str | None = None
+        self._current: str | None = None
 
     @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        """Wait for a turn and have it until the context is left; RequestError if too many wait."""
-        if self._in_turn is None:
-            self._in_turn = client
+    async def slot(self, client: str) -> AsyncIterator[None]:
+        """Wait until no other attempt is made; RequestError if too many wait."""
+        if self._current is None:
+            self._current = client
         else:
             await self._wait(client)
         try:
@@ -41,14 +41,14 @@ class LoginTurns:
         try:
             await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # its turn had just come
+            if place.done() and not place.cancelled():  # it was just about to begin
                 self._pass_on()
             else:
                 place.cancel()
             raise
 
     def _line_up(self, client: str, place: asyncio.Future[None]) -> None:
-        own = len(self._queues.get(client, ())) + (self._in_turn == client)
+        own = len(self._queues.get(client, ())) + (self._current == client)
         if own >= PER_CLIENT:
             raise _too_many()
         if sum(map(len, self._queues.values())) >= IN_ALL:
@@ -62,16 +62,16 @@ class LoginTurns:
         self._queues.setdefault(client, deque()).append(place)
 
     def _pass_on(self) -> None:
-        """Give the turn to the next client's oldest attempt."""
-        self._in_turn = None
-        while self._queues and self._in_turn is None:
+        """Let the next client's oldest attempt begin."""
+        self._current = None
+        while self._queues and self._current is None:
             client, queue = self._queues.popitem(last=False)
             place = queue.popleft()
             if queue:
                 self._queues[client] = queue  # behind all others
             if not place.done():
                 place.set_result(None)
-                self._in_turn = client
+                self._current = client
 
 
 def _too_many() -> RequestError:

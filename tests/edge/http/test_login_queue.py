@@ -1,18 +1,18 @@
-"""Each client has its turn, however many attempts others send."""
+"""Each client gets to log in, however many attempts others send."""
 
 import asyncio
 
 import pytest
 
-from edge.http.login_turns import IN_ALL, PER_CLIENT, LoginTurns
+from edge.http.login_queue import IN_ALL, PER_CLIENT, LoginQueue
 from edge.http.request import RequestError
 
 
 class Visitors:
-    """Attempts, each of which has its turn as long as the test wants."""
+    """Attempts, each of which takes as long as the test wants."""
 
     def __init__(self) -> None:
-        self.turns = LoginTurns()
+        self.queue = LoginQueue()
         self.order: list[str] = []
         self.may_go_on = asyncio.Event()
 
@@ -23,7 +23,7 @@ class Visitors:
         return task
 
     async def _attempt(self, client: str) -> None:
-        async with self.turns.turn(client):
+        async with self.queue.slot(client):
             self.order.append(client)
             await self.may_go_on.wait()
 
@@ -33,7 +33,7 @@ class Visitors:
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_clients_take_turns() -> None:
+def test_clients_alternate() -> None:
     async def run() -> list[str]:
         visitors = Visitors()
         tasks = [await visitors.start(client) for client in ("a", "a", "a", "a", "b", "c", "b")]
@@ -69,7 +69,7 @@ def test_when_all_places_are_taken_whoever_has_the_most_gives_way() -> None:
 
 
 @pytest.mark.parametrize("when", ["waiting", "just then"])
-def test_who_goes_away_takes_nobodys_turn(when: str) -> None:
+def test_who_goes_away_keeps_nobody_waiting(when: str) -> None:
     async def run() -> list[str]:
         visitors = Visitors()
         first = await visitors.start("a")
@@ -77,7 +77,7 @@ def test_who_goes_away_takes_nobodys_turn(when: str) -> None:
         last = await visitors.start("c")
         if when == "just then":
             visitors.may_go_on.set()
-            await asyncio.sleep(0)  # the first leaves: the turn is b's, which does not know yet
+            await asyncio.sleep(0)  # the first leaves: b may begin, and does not know yet
         leaving.cancel()
         await visitors.finish([first, leaving, last])
         assert await visitors.finish([await visitors.start("d")]) == [None]
