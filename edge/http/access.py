@@ -20,6 +20,9 @@ class Access(NamedTuple):
     A page cannot choose the Host and Origin that its browser sends. With a name of its own that it
     lets point to this machine it would be of our origin: so names have to be known. Addresses are
     what they are.
+
+    Who listens on this machine alone is not called by the machine's own names either: whoever
+    answers mDNS or LLMNR in the plant's network decides where these point.
     """
 
     names: frozenset[str]  # by which this server is called, in small letters
@@ -33,8 +36,11 @@ class Access(NamedTuple):
         UsageError when one of `extra` is no name.
         """
         given = frozenset(map(_parse_name, extra))
-        own = socket.gethostname()
-        names = {"localhost", host, own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
+        names = {"localhost", host}
+        if not _is_loopback(host):
+            own = socket.gethostname()
+            short = own.partition(".")[0]
+            names |= {own, short, f"{short}.local"}
         return cls(frozenset(name.lower() for name in names) | given, given, token)
 
     def check(self, request: Request) -> None:
@@ -86,6 +92,14 @@ class Access(NamedTuple):
         except ValueError:
             return False
         return True
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a host to listen on is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _parse_name(given: str) -> str:

@@ -51,7 +51,7 @@ FILES = (
 )
 _EVERY = 0.25  # seconds between two looks at the folders, at least
 _HEARTBEAT = 5.0  # seconds after which a stream says that it is still there
-_MOST_STREAMS = 64
+MOST_STREAMS = 64
 _VERSION = re.compile(r"[0-9]{1,18}")  # more digits than a version ever has take long, or fail
 _FRESH = {b"cache-control": b"no-store"}
 
@@ -113,7 +113,7 @@ class Console:
     async def _events(self, request: Request) -> Response:
         """Server-sent events: where all runs stand, now and whenever that has changed."""
         new = _Stream(request.user, request.client)
-        if len(self._streams) >= _MOST_STREAMS and self._find_yielding(new) is None:
+        if len(self._streams) >= MOST_STREAMS and self._find_yielding(new) is None:
             raise RequestError(
                 f"{len(self._streams)} people look at this console already",
                 "log in, or try again later",
@@ -137,7 +137,7 @@ class Console:
     async def _stream_to(self, new: _Stream) -> AsyncGenerator[bytes]:
         sent = b""
         said_at = self._clock()
-        if len(self._streams) >= _MOST_STREAMS and (yielding := self._find_yielding(new)):
+        if len(self._streams) >= MOST_STREAMS and (yielding := self._find_yielding(new)):
             yielding.is_over = True
             self._streams.remove(yielding)
         self._streams.append(new)

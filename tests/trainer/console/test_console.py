@@ -2,11 +2,13 @@
 what it gives away as files.
 """
 
+import asyncio
 import csv
 import io
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ from playwright.sync_api import Download, expect
 
 from broker_config.storage import disk
 from edge.http.login import Accounts
+from edge.http.request import Request, RequestError
 from tests.support.browser import Page
 from tests.support.console_process import console
 from tests.support.paths import REPOSITORY
 from tests.support.recorded_run import RUN, record_run
 from tests.support.waiting import wait_until
+from trainer.console.console import MOST_STREAMS, Console
+from trainer.console.federation_folder import FederationFolder
 from trainer.federation.server.operator_actions import ActionReader
 from trainer.progress import NodeRefused, Note, event_log
 
@@ -277,6 +282,36 @@ def test_who_may_act_on_one_folders_runs_may_not_act_on_anothers(
         ("bert", BRASS): 409,
     }
     assert ActionReader(brass, BRASS).read() == []
+
+
+def test_strangers_who_watch_keep_no_operator_from_the_console(state: Path) -> None:
+    """Each has one of a limited number of streams; one of whoever has the most gives way."""
+    # at each look so much later that a stream says that it is still there
+    clock = itertools.count(step=10).__next__
+    page = Console([FederationFolder(state)], clock)
+
+    async def watch(client: str, user: str = "") -> AsyncGenerator[bytes]:
+        request = Request({"method": "GET", "path": "", "client": (client, 1)}, None)  # type: ignore[arg-type]
+        request.user = user
+        stream = (await page._events(request)).stream
+        assert stream
+        await anext(stream)
+        return stream
+
+    async def is_over(stream: AsyncGenerator[bytes]) -> bool:
+        return await anext(stream, None) is None
+
+    async def run() -> None:
+        many = [await watch("192.0.2.1") for _ in range(MOST_STREAMS)]
+        with pytest.raises(RequestError):
+            await watch("192.0.2.1")
+        newer = [await watch("192.0.2.2"), await watch("192.0.2.1", "anna")]
+        over = await asyncio.gather(*map(is_over, (*many, *newer)))
+        assert over == 2 * [True] + MOST_STREAMS * [False]  # the oldest have given way
+        for each in (*many, *newer):
+            await each.aclose()
+
+    asyncio.run(run())
 
 
 # Languages
