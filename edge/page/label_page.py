@@ -26,7 +26,7 @@ from edge.uncertainty.performance import held_out_performance
 
 PATH = "/labels/"
 _SIDES = {"small": 192, "large": 1024}  # pixels of a picture
-_MOST_PICTURES = 32  # at once
+MOST_PICTURES = 32  # at once
 LOOK_AGAIN = 2.0  # seconds after which classes are looked for again
 _FRESH = {b"cache-control": b"no-store"}
 _SAME_FOR_EVER = {b"cache-control": b"private, max-age=86400, immutable"}
@@ -175,7 +175,7 @@ class LabelPage:
         side = _SIDES.get(request.query("size", "large"))
         if side is None:
             raise RequestError("there is no picture of that size", f"ask for {' or '.join(_SIDES)}")
-        if self._pictures >= _MOST_PICTURES:
+        if self._pictures >= MOST_PICTURES:
             raise RequestError(
                 f"{self._pictures} pictures are asked for already",
                 "ask again later",

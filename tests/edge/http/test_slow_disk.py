@@ -172,6 +172,39 @@ def test_a_line_answers_others_while_a_request_waits_for_the_disk(
         assert found[path] == 200, found
 
 
+def test_a_label_waits_for_no_picture(
+    tmp_path: Path,
+    line: tuple[App, RecentInspections],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pictures of large images, asked for on many connections, once kept a label for 15 s."""
+    app, _ = line
+    goes_on = threading.Event()
+
+    def draw(_queue: label_queue.LabelQueue, _name: str, _side: int) -> bytes:
+        goes_on.wait(60)
+        return b"a picture"
+
+    monkeypatch.setattr(label_queue.LabelQueue, "picture", draw)
+    [one, _] = sorted(path.name for path in (tmp_path / "kept").glob("*.png"))
+
+    async def run() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await client.post("/login", json=ANNA)
+            pictures = []
+            for _ in range(label_page.MOST_PICTURES + 2):
+                pictures.append(asyncio.create_task(client.get(f"/labels/pictures/{one}")))
+                await asyncio.sleep(0)
+            labels = {"images": [one], "label": None}
+            assert (await client.post("/labels/label", json=labels)).json() == {"labelled": 1}
+            goes_on.set()
+            return [answer.status_code for answer in await asyncio.gather(*pictures)]
+
+    found = asyncio.run(run())
+    assert sorted(found) == label_page.MOST_PICTURES * [200] + 2 * [503]
+
+
 def test_a_console_answers_others_while_a_request_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
