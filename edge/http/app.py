@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily
+from starlette.requests import Request
+from starlette.responses import Response
 
 from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
@@ -20,13 +22,13 @@ from edge.http.login import Logins
 from edge.http.request import (
     INLINE,
     BodyReader,
-    Request,
     RequestError,
-    Response,
-    Route,
+    json_response,
+    query,
     shutting_down,
+    wait_for_disconnect,
 )
-from edge.http.router import Router
+from edge.http.web_app import Route, WebApp
 from edge.inference.class_prior import is_taught
 from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Failure
@@ -42,11 +44,11 @@ _SMALL = 1 << 20  # bytes of a whole body; likewise
 _LONGEST_NAME = 200  # characters
 _OPENAPI = Path(__file__).with_name("openapi.json")
 
-_BINARY = b"application/octet-stream"
-_HEAD_LENGTH = b"inference-header-content-length"
+_BINARY = "application/octet-stream"
+_HEAD_LENGTH = "inference-header-content-length"
 
 
-class App(Router):
+class App(WebApp):
     """The application that serves a line."""
 
     def __init__(
@@ -64,8 +66,8 @@ class App(Router):
         self._pipeline = pipeline
         self._metrics = metrics
         self._bodies = BodyReader(pipeline)
-        self._document = Response(_OPENAPI.read_bytes())
-        self._home = pages[0].template.removeprefix("/") if pages else ""
+        self._document = Response(_OPENAPI.read_bytes(), media_type="application/json")
+        self._home = pages[0].path.removeprefix("/") if pages else ""
         metrics.register(self._readings)
         routes = (
             Route("/", "GET", self._about),
@@ -101,10 +103,8 @@ class App(Router):
         )
 
     async def _about(self, request: Request) -> Response:
-        if self._home and b"text/html" in request.headers.get(b"accept", b""):  # a browser
-            return Response(
-                b"", 303, headers={b"location": self._home.encode(), b"vary": b"accept"}
-            )
+        if self._home and "text/html" in request.headers.get("accept", ""):  # a browser
+            return Response(b"", 303, {"location": self._home, "vary": "accept"})
         model = self._pipeline.model
         manifest = model.manifest
         weights = self._pipeline.prior.weights(manifest.classes, manifest.trained)
@@ -128,7 +128,7 @@ class App(Router):
             "expires": dict(model.expiry_dates),
             "warnings": line_warnings(model, self._pipeline.view, self._pipeline.prior),
         }
-        return Response.json(about)
+        return json_response(about)
 
     async def _classify(self, request: Request) -> Response:
         """Inspect the image file in the body, any content type;
@@ -136,17 +136,17 @@ class App(Router):
 
         With `?annotate=1` or `?annotate=heat` the answer is an annotated picture.
         """
-        name = request.query("name", "the request's body")
+        name = query(request, "name", "the request's body")
         if len(name) > _LONGEST_NAME:
             raise RequestError(
                 f"the image's name has more than {_LONGEST_NAME} characters",
                 "give it a shorter one",
             )
-        if request.headers.get(b"content-type", b"").startswith(b"multipart/"):
+        if request.headers.get("content-type", "").startswith("multipart/"):
             raise RequestError(
                 "the body is a form", "send the file alone: curl --data-binary @FILE", 415
             )
-        wanted = request.query("annotate", "")
+        wanted = query(request, "annotate", "")
         if wanted not in ("", "1", "heat"):
             raise RequestError(
                 "annotate is neither 1 nor heat", "leave it out for the verdict as JSON"
@@ -156,37 +156,37 @@ class App(Router):
             self._pipeline.inspect(Frame(name, body, "http")) as found,
         ):
             if isinstance(found, Failure):
-                return Response.json(found, 400)
-            headers = {b"x-model": found.verdict.model.encode()}
+                return json_response(found, 400)
+            headers = {"x-model": found.verdict.model}
             if not wanted:
-                return Response.json(found.verdict, headers=headers)
+                return json_response(found.verdict, headers=headers)
             draw = partial(_draw, heat=wanted == "heat")
             picture = await self._pipeline.run_in_decoder(draw, found)
-        return Response(picture, kind=b"image/jpeg", headers=headers)
+        return Response(picture, media_type="image/jpeg", headers=headers)
 
     async def _metrics_page(self, _request: Request) -> Response:
         # sinks' readings wait for what is being written to the outbox
         metrics = await asyncio.to_thread(self._metrics.exposition, self._pipeline.model)
-        return Response(metrics, kind=METRICS_TYPE)
+        return Response(metrics, media_type=METRICS_TYPE.decode())
 
     async def _openapi(self, _request: Request) -> Response:
         return self._document
 
     async def _server(self, _request: Request) -> Response:
         extensions = ["binary_tensor_data", "classification"]
-        return Response.json(
+        return json_response(
             {"name": "edge-node", "version": version("edge-node"), "extensions": extensions}
         )
 
     async def _live(self, _request: Request) -> Response:
-        return Response.json({"live": True})
+        return json_response({"live": True})
 
     async def _ready(self, _request: Request) -> Response:
         return self._readiness({"ready": self._is_ready})
 
     async def _model_ready(self, request: Request) -> Response:
         self._find_model(request)
-        return self._readiness({"name": request.names["name"], "ready": self._is_ready})
+        return self._readiness({"name": request.path_params["name"], "ready": self._is_ready})
 
     @property
     def _is_ready(self) -> bool:
@@ -194,19 +194,19 @@ class App(Router):
 
     def _readiness(self, content: dict[str, Any]) -> Response:
         status = 200 if content["ready"] else 503
-        return Response.json(content, status)
+        return json_response(content, status)
 
     async def _model(self, request: Request) -> Response:
-        return Response.json(inference_protocol.metadata(self._find_model(request)))
+        return json_response(inference_protocol.metadata(self._find_model(request)))
 
     def _find_model(self, request: Request) -> Model:
         """The model named in the path."""
         model = self._pipeline.model
-        if request.names["name"] != model.manifest.node:
+        if request.path_params["name"] != model.manifest.node:
             raise RequestError(
                 "there is no model of that name", f"ask for {model.manifest.node}", 404
             )
-        if request.names.get(
+        if request.path_params.get(
             "version", inference_protocol.version(model)
         ) != inference_protocol.version(model):
             raise RequestError(
@@ -240,16 +240,16 @@ class App(Router):
                 content, head = build(parts)
             else:
                 content, head = await self._pipeline.run_in_decoder(build, parts)
-        named = {b"x-model": model.digest.encode()}
+        named = {"x-model": model.digest}
         if head is None:
-            return Response(content, headers=named)
-        return Response(content, 200, _BINARY, named | {_HEAD_LENGTH: b"%d" % head})
+            return Response(content, headers=named, media_type="application/json")
+        return Response(content, headers=named | {_HEAD_LENGTH: str(head)}, media_type=_BINARY)
 
     async def _parse_inference(
         self, request: Request, body: bytes, model: Model
     ) -> inference_protocol.InferenceRequest:
         given = request.headers.get(_HEAD_LENGTH)
-        if given is not None and not (given.isdigit() and len(given) < 10):
+        if given is not None and not (given.isdecimal() and given.isascii() and len(given) < 10):
             raise inference_protocol.InvalidRequestError(
                 "its Inference-Header-Content-Length is no number of bytes"
             )
@@ -273,7 +273,7 @@ class App(Router):
             wanted.name for wanted in inference.outputs if wanted.name != model.manifest.output
         ]
         parts = []
-        leaving = asyncio.create_task(request.wait_for_disconnect())
+        leaving = asyncio.create_task(wait_for_disconnect(request))
         try:
             for first in range(0, inference.image_count, BATCH):
                 if first:

@@ -8,13 +8,14 @@ connection, and nothing of uvicorn's state.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
 import httptools
 import msgspec
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge.http.client_group import client_group
@@ -30,10 +31,6 @@ SEND_TIME = 30.0  # seconds in which a client must read something
 _TOO_MANY = ("too many connections", "close some, or keep one for all images")
 _CHUNK_FRAME = 16  # bytes around a chunk of a body, at most
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
 Phase = Literal["idle", "head", "body", "busy", "refused body"]
 # phases in which the application does nothing for a client, in the order in which they give way
 _GIVE_WAY: tuple[Phase, ...] = ("idle", "refused body", "head", "body")
@@ -44,11 +41,11 @@ class Connections:
     requests are.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._open: dict[tuple[str, int], Connection] = {}  # by the client's address
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         client: tuple[str, int] | None = scope["client"]  # None: it had ended before uvicorn saw it
         if client and (connection := self._open.get(client)):
@@ -196,9 +193,7 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    async def serve(
-        self, app: Application, scope: Mapping[str, Any], receive: Receive, send: Send
-    ) -> None:
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for one request of this connection."""
         is_whole = False
         ended = asyncio.Event()

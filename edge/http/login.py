@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,15 @@ from urllib.parse import urlsplit
 import argon2
 import msgspec
 from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
 from broker_config.storage import disk
 from edge.http.login_queue import LoginQueue
-from edge.http.request import Request, RequestError, Response, Route
+from edge.http.request import RequestError, client_of, json_response, read_json
+from edge.http.web_app import Route, User, user_of
 
 PATH = "/login"
 LEAST = 8  # characters of a password
@@ -31,7 +34,7 @@ _SESSIONS = 100  # at once; the one unused for the longest gives way
 _PENALTY = 1.0  # seconds that a wrong password costs everybody who logs in
 _KNOWN = 90 * 24 * 3600  # seconds for which a browser is known after a login
 _COOKIE = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in URL-safe Base64
-_FRESH = {b"cache-control": b"no-store"}
+_FRESH = {"cache-control": "no-store"}
 _HASHER = argon2.PasswordHasher()  # RFC 9106's second recommendation: 64 MiB
 
 
@@ -90,13 +93,6 @@ class Credentials(Struct, frozen=True):
     password: str
 
 
-class User(NamedTuple):
-    """Somebody who has logged in."""
-
-    name: str
-    folders: frozenset[Path]  # state folders in whose accounts the login stands
-
-
 class _Session(NamedTuple):
     name: str
     # by state folder; where the accounts have another one, or none, the session is over
@@ -124,11 +120,13 @@ class Logins:
         self._acquaintances = LoginQueue()  # by name: browsers in which it has logged in before
 
     @property
-    def routes(self) -> Iterator[Route]:
+    def routes(self) -> list[Route]:
         """GET says who has logged in, POST logs in, DELETE logs out."""
-        yield Route(PATH, "GET", self._who, "nothing")
-        yield Route(PATH, "POST", self._log_in, "nothing")
-        yield Route(PATH, "DELETE", self._log_out, "nothing")
+        return [
+            Route(PATH, "GET", self._who, "known"),
+            Route(PATH, "POST", self._log_in, "nothing"),
+            Route(PATH, "DELETE", self._log_out, "nothing"),
+        ]
 
     async def user(self, request: Request) -> User | None:
         """Return who has logged in; None if nobody has."""
@@ -148,19 +146,17 @@ class Logins:
         return User(session.name, frozenset(folders))
 
     async def _who(self, request: Request) -> Response:
-        user = await self.user(request)
         is_possible = await asyncio.to_thread(lambda: any(each.read() for each in self._accounts))
-        name = user.name if user else ""
-        return Response.json({"name": name, "possible": is_possible})
+        return json_response({"name": user_of(request).name, "possible": is_possible})
 
     async def _log_in(self, request: Request) -> Response:
-        given = await request.json(Credentials)
+        given = await read_json(request, Credentials)
         # A browser in which this person has logged in before does not wait for strangers, who may
         # guess all the time, from many addresses or through the same reverse proxy.
         if await self._is_known(given.name, request):
             slot = self._acquaintances.slot(given.name)
         else:
-            slot = self._strangers.slot(request.client)
+            slot = self._strangers.slot(client_of(request))
         async with slot:  # one at a time: a hash takes 64 MiB and a core
             found = await asyncio.to_thread(self._verify, given)
             if not found:
@@ -175,21 +171,18 @@ class Logins:
         self._sessions[cookie] = _Session(given.name, found, self._clock())
         while len(self._sessions) > _SESSIONS:
             self._sessions.popitem(last=False)
-        return Response.json({"name": given.name}, headers=_FRESH)._replace(
-            cookies=(
-                _format_cookie(request, _session_name(request), cookie),
-                _format_cookie(
-                    request, _known_name(request), _proof(next(iter(found.values()))), _KNOWN
-                ),
-            )
-        )
+        response = json_response({"name": given.name}, headers=_FRESH)
+        _set_cookie(request, response, _session_name(request), cookie)
+        proof = _proof(next(iter(found.values())))
+        _set_cookie(request, response, _known_name(request), proof, _KNOWN)
+        return response
 
     async def _log_out(self, request: Request) -> Response:
         name = _session_name(request)
         self._sessions.pop(_read_cookie(request, name), None)
-        return Response.json({"name": ""}, headers=_FRESH)._replace(
-            cookies=(_format_cookie(request, name, "", 0),)
-        )
+        response = json_response({"name": ""}, headers=_FRESH)
+        _set_cookie(request, response, name, "", 0)
+        return response
 
     def _hashes(self, name: str) -> dict[Path, str | None]:
         """Return a person's hash in each state folder."""
@@ -236,7 +229,7 @@ def _session_name(request: Request) -> str:
     ports, where other lines may listen: the port makes it ours.
     """
     try:
-        port = urlsplit("//" + request.headers.get(b"host", b"").decode("latin-1")).port
+        port = urlsplit("//" + request.headers.get("host", "")).port
     except ValueError:
         port = None
     return f"edge-node-{port or 'default'}"
@@ -252,19 +245,23 @@ def _read_cookie(request: Request, name: str) -> str:
     The standard library's parser, and those of web frameworks, unquote each value in quadratic
     time: one header could stop the event loop for 20 seconds. Ours are never quoted.
     """
-    for pair in request.headers.get(b"cookie", b"").decode("latin-1").split(";"):
+    for pair in request.headers.get("cookie", "").split(";"):
         key, _, value = pair.strip(" \t").partition("=")
         if key == name and _COOKIE.fullmatch(value):
             return value
     return ""
 
 
-def _format_cookie(request: Request, name: str, value: str, seconds: int | None = None) -> bytes:
-    """Return a Set-Cookie header; without `seconds` it ends with the browser."""
-    parts = [f"{name}={value}", "Path=/", "HttpOnly", "SameSite=Strict"]
-    # a reverse proxy speaks TLS with the browser
-    if request.headers.get(b"origin", b"").startswith(b"https:"):
-        parts.append("Secure")
-    if seconds is not None:
-        parts.append(f"Max-Age={seconds}")
-    return "; ".join(parts).encode()
+def _set_cookie(
+    request: Request, response: Response, name: str, value: str, seconds: int | None = None
+) -> None:
+    """Have the browser keep a cookie; without `seconds` until it is closed."""
+    response.set_cookie(
+        name,
+        value,
+        max_age=seconds,
+        # a reverse proxy speaks TLS with the browser
+        secure=request.headers.get("origin", "").startswith("https:"),
+        httponly=True,
+        samesite="strict",
+    )

@@ -76,5 +76,5 @@ class LoginQueue:
 
 def _too_many() -> RequestError:
     return RequestError(
-        "too many people are logging in", "try again in a moment", 503, {b"retry-after": b"5"}
+        "too many people are logging in", "try again in a moment", 503, {"retry-after": "5"}
     )

@@ -13,10 +13,13 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
+from starlette.requests import Request
+from starlette.responses import Response
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, explain
 from edge.daemon.prometheus_metrics import Reading
-from edge.http.request import Request, RequestError, Response, Route
+from edge.http.request import RequestError, json_response, query, read_json
+from edge.http.web_app import Route, user_of
 from edge.inference.pipeline import Pipeline
 from edge.labelling.field_accuracy import FieldAccuracy, judge_field
 from edge.labelling.label_queue import LabelQueue
@@ -28,8 +31,8 @@ PATH = "/labels/"
 _SIDES = {"small": 192, "large": 1024}  # pixels of a picture
 MOST_PICTURES = 32  # at once
 LOOK_AGAIN = 2.0  # seconds after which classes are looked for again
-_FRESH = {b"cache-control": b"no-store"}
-_SAME_FOR_EVER = {b"cache-control": b"private, max-age=86400, immutable"}
+_FRESH = {"cache-control": "no-store"}
+_SAME_FOR_EVER = {"cache-control": "private, max-age=86400, immutable"}
 
 T = TypeVar("T")
 
@@ -159,7 +162,7 @@ class LabelPage:
 
     async def _list(self, request: Request) -> Response:
         """The images that wait, the most instructive first; with `?count=1` only how many."""
-        is_counted = request.query("count", "") == "1"
+        is_counted = query(request, "count", "") == "1"
 
         def encode() -> bytes:
             waiting = self._queue.waiting()
@@ -169,10 +172,11 @@ class LabelPage:
                 found |= {"classes": self.classes, "images": waiting}
             return msgspec.json.encode(found)
 
-        return Response(await self._do(encode), headers=_FRESH)
+        content = await self._do(encode)
+        return Response(content, headers=_FRESH, media_type="application/json")
 
     async def _picture(self, request: Request) -> Response:
-        side = _SIDES.get(request.query("size", "large"))
+        side = _SIDES.get(query(request, "size", "large"))
         if side is None:
             raise RequestError("there is no picture of that size", f"ask for {' or '.join(_SIDES)}")
         if self._pictures >= MOST_PICTURES:
@@ -180,18 +184,18 @@ class LabelPage:
                 f"{self._pictures} pictures are asked for already",
                 "ask again later",
                 503,
-                {b"retry-after": b"1"},
+                {"retry-after": "1"},
             )
         self._pictures += 1
         try:
-            draw = partial(self._queue.picture, request.names["name"], side)
+            draw = partial(self._queue.picture, request.path_params["name"], side)
             picture = await self._do(draw, 404, self._drawing)
         finally:
             self._pictures -= 1
-        return Response(picture, kind=b"image/jpeg", headers=_SAME_FOR_EVER)
+        return Response(picture, media_type="image/jpeg", headers=_SAME_FOR_EVER)
 
     async def _label(self, request: Request) -> Response:
-        given = await request.json(Labels)
+        given = await read_json(request, Labels)
         if given.label is not None and given.label not in self.classes:
             await self._do(self._look)  # a folder may just have been made
         if given.label is not None and given.label not in self.classes:
@@ -199,26 +203,28 @@ class LabelPage:
                 f"there is no class {given.label!r}",
                 f"take one of {', '.join(self.classes)}, or make its folder first",
             )
-        done = await self._do(partial(self._queue.label, given.images, given.label, request.user))
+        done = await self._do(
+            partial(self._queue.label, given.images, given.label, user_of(request).name)
+        )
         self._thread.submit(self._measure)
         labelled = len(done.images) if done else 0
-        return Response.json({"labelled": labelled})
+        return json_response({"labelled": labelled})
 
     async def _undo(self, request: Request) -> Response:
-        undone = await self._do(partial(self._queue.undo, request.user))
+        undone = await self._do(partial(self._queue.undo, user_of(request).name))
         self._thread.submit(self._measure)
-        return Response.json(
+        return json_response(
             {"label": undone.label, "images": [image.kept for image in undone.images]}
         )
 
     async def _overrule(self, request: Request) -> Response:
-        given = await request.json(Overruled)
+        given = await read_json(request, Overruled)
         inspection = self._recent.find(given.id)
         if inspection is None:
             raise RequestError(
                 "this image is not held any more", "hold the next one before you overrule it", 404
             )
-        return Response.json({"kept": await self._do(partial(self._queue.overrule, inspection))})
+        return json_response({"kept": await self._do(partial(self._queue.overrule, inspection))})
 
     async def _do(
         self, work: Callable[[], T], status: int = 409, thread: ThreadPoolExecutor | None = None

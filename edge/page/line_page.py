@@ -10,7 +10,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
-from edge.http.request import Request, RequestError, Response, Route
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.http.request import RequestError, json_response, query
+from edge.http.web_app import Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
 from edge.page.label_page import LabelPage
@@ -21,7 +25,7 @@ from edge.uncertainty.model_warnings import line_warnings
 from edge.uncertainty.performance import held_out_performance
 
 PATH = "/line/"
-_FRESH = {b"cache-control": b"no-store"}
+_FRESH = {"cache-control": "no-store"}
 
 
 class LinePage:
@@ -88,16 +92,16 @@ class LinePage:
             "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
             "labels": self._labels and self._labels.classes,
             "field": self._labels and self._labels.field,
-            **self._recent.snapshot(request.query("held", "")),
+            **self._recent.snapshot(query(request, "held", "")),
         }
-        return Response.json(found, headers=_FRESH)
+        return json_response(found, headers=_FRESH)
 
     async def _picture(self, request: Request) -> Response:
         """An inspected frame with its tiles, as JPEG; with `?heat=1` under its heat map,
         if its bundle has maps.
         """
-        inspection = self._recent.find(request.names["id"])
-        heat = request.query("heat", "") == "1"
+        inspection = self._recent.find(request.path_params["id"])
+        heat = query(request, "heat", "") == "1"
         if inspection is None:
             raise _gone()
         wanted = inspection.verdict.id, heat
@@ -108,15 +112,15 @@ class LinePage:
                 )
                 while len(self._drawn) > 2 * PINNED:
                     self._drawn.popitem(last=False)
-            return Response(self._drawn[wanted], kind=b"image/jpeg", headers=_FRESH)
+            return Response(self._drawn[wanted], media_type="image/jpeg", headers=_FRESH)
 
     async def _reject(self, request: Request) -> Response:
         """What the network saw of one of the last defects, as JPEG."""
-        reject = self._recent.find_reject(request.names["id"])
+        reject = self._recent.find_reject(request.path_params["id"])
         if reject is None:
             raise _gone()
         picture = await self._pipeline.run_in_decoder(_encode, reject)
-        return Response(picture, kind=b"image/jpeg", headers=_FRESH)
+        return Response(picture, media_type="image/jpeg", headers=_FRESH)
 
 
 def _draw(inspection: Inspection, *, heat: bool) -> bytes:

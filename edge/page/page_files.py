@@ -4,25 +4,28 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from edge.http.request import Request, Response, Route
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.http.web_app import Route
 
 _FOLDER = Path(__file__).parent
 _SHARED = "/page/"  # whence all pages have what they share
 _SHARED_FILES = ("base.css", "login.js", "words.js")
 _KINDS = {
-    ".html": b"text/html; charset=utf-8",
-    ".css": b"text/css; charset=utf-8",
-    ".js": b"text/javascript; charset=utf-8",
-    ".json": b"application/json",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
 }
 _POLICY = {
-    b"content-security-policy": (
-        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
     ),
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cache-control": b"no-cache",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
 }
 
 
@@ -41,7 +44,7 @@ def page_routes(
 
 def _route(path: str, file: Path) -> Route:
     """Read a file now: the disk may be slow when somebody asks for it."""
-    response = Response(file.read_bytes(), kind=_KINDS[file.suffix], headers=_POLICY)
+    response = Response(file.read_bytes(), media_type=_KINDS[file.suffix], headers=_POLICY)
     return Route(path, "GET", partial(_serve, response))
 
 

@@ -22,14 +22,16 @@ from typing import Any, Protocol
 
 import msgspec
 import uvloop
+from starlette.requests import Request
+from starlette.responses import Response
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
 from edge.http.access import Access
 from edge.http.login import Accounts, Logins
-from edge.http.request import Request, RequestError, Response, Route
-from edge.http.router import Router
+from edge.http.request import RequestError, client_of, json_response, query, read_json
 from edge.http.server import Server
+from edge.http.web_app import EventStream, Route, WebApp, user_of
 from edge.page.page_files import page_routes
 from trainer.console.console_process import PATH
 from trainer.console.federation_folder import FederationFolder
@@ -53,7 +55,7 @@ _EVERY = 0.25  # seconds between two looks at the folders, at least
 _HEARTBEAT = 5.0  # seconds after which a stream says that it is still there
 MOST_STREAMS = 64
 _VERSION = re.compile(r"[0-9]{1,18}")  # more digits than a version ever has take long, or fail
-_FRESH = {b"cache-control": b"no-store"}
+_FRESH = {"cache-control": "no-store"}
 
 _log = logging.getLogger(__name__)
 
@@ -112,14 +114,16 @@ class Console:
 
     async def _events(self, request: Request) -> Response:
         """Server-sent events: where all runs stand, now and whenever that has changed."""
-        new = _Stream(request.user, request.client)
+        new = _Stream(user_of(request).name, client_of(request))
         if len(self._streams) >= MOST_STREAMS and self._find_yielding(new) is None:
             raise RequestError(
                 f"{len(self._streams)} people look at this console already",
                 "log in, or try again later",
                 503,
             )
-        return Response(b"", kind=b"text/event-stream", headers=_FRESH, stream=self._stream_to(new))
+        if request.method == "HEAD":
+            return Response(headers={"content-type": "text/event-stream", **_FRESH})
+        return EventStream(self._stream_to(new), _FRESH)
 
     def _find_yielding(self, new: _Stream) -> _Stream | None:
         """Return the stream that ends for a new one: the oldest of the client that has the most
@@ -180,24 +184,25 @@ class Console:
 
     async def _run(self, request: Request) -> Response:
         """All of a run, or with `?since=` what has changed after that version."""
-        since = request.query("since", "0")
+        since = query(request, "since", "0")
         async with self._lock:
             await self._refresh()
             _, run = self._find(request)
             since_or_zero = int(since) if _VERSION.fullmatch(since) else 0
             # with the lock: nothing changes meanwhile
             content = await asyncio.to_thread(lambda: msgspec.json.encode(run.since(since_or_zero)))
-        return Response(content, headers=_FRESH)
+        return Response(content, headers=_FRESH, media_type="application/json")
 
     async def _act(self, request: Request) -> Response:
         """Have the coordinator pause, resume or abort its run, or drop a node."""
-        wanted = await request.json(Wanted)
+        wanted = await read_json(request, Wanted)
         async with self._lock:
             await self._refresh()
             folder, run = self._find(request)
-        if folder.folder not in request.folders:
+        user = user_of(request)
+        if folder.folder not in user.folders:
             raise RequestError(
-                f"{request.user} may not act on runs of {folder.folder.name}",
+                f"{user.name} may not act on runs of {folder.folder.name}",
                 f"log in as somebody who may: edge-node user NAME --state {folder.folder.name}",
                 403,
             )
@@ -210,17 +215,17 @@ class Console:
                 operator_actions.request,
                 folder.folder,
                 wanted.what,
-                request.user,
+                user.name,
                 wanted.node,
                 run.about.id,
             )
         except UsageError as error:
             raise RequestError(error.what, error.remedy, 409) from error
-        return Response.json({}, 202)
+        return json_response({}, 202)
 
     def _find(self, request: Request) -> tuple[StateFolder, RunHistory]:
         for each in self._folders:
-            if run := each.runs.get(request.names["id"]):
+            if run := each.runs.get(request.path_params["id"]):
                 return each, run
         raise RequestError(
             "there is no such run here", "choose one of those that the page lists", 404
@@ -242,7 +247,7 @@ class Console:
 
 
 async def _redirect(_request: Request) -> Response:
-    return Response(b"", 303, headers={b"location": PATH.removeprefix("/").encode()})
+    return Response(b"", 303, {"location": PATH.removeprefix("/")})
 
 
 def open_folder(folder: Path) -> StateFolder:
@@ -273,7 +278,7 @@ async def _serve(console: Console, listener: socket.socket, access: Access, logi
     host_text = f"[{host}]" if ":" in host else host
     url = f"http://{host_text}:{port}{PATH}"
     server = Server(
-        Router([*console.routes], access, logins),
+        WebApp([*console.routes], access, logins),
         lambda: print(f"console {url}", file=sys.stderr, flush=True),
     )
 

@@ -150,7 +150,9 @@ def asked(bundle: Path, change: Callable[[Pipeline, asyncio.Event], None]) -> tu
         line.infer = counted  # type: ignore[method-assign]
         path = "/v2/models/tiny/infer"
         await App(line, Metrics())(
-            {"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send
+            {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []},
+            receive,
+            send,
         )
         return answers[0]["status"], batches
 

@@ -16,13 +16,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from broker_config.storage import disk
 from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.http.login import Accounts, Logins
-from edge.http.request import Request, Response, Route
-from edge.http.router import Router
+from edge.http.web_app import Route, WebApp
 from edge.labelling import label_queue
 from edge.page import label_page
 from edge.page.label_page import LabelPage
@@ -105,6 +106,10 @@ async def ask(
     return (await waiting).status_code
 
 
+def routes_of(app: WebApp) -> list[Route]:
+    return [route for route in app.routes if isinstance(route, Route)]
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return judged_bundle(tmp_path_factory.mktemp("bundle") / "a")
@@ -154,12 +159,12 @@ def test_a_line_answers_others_while_a_request_waits_for_the_disk(
         found = {}
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.post("/login", json=ANNA)
-            routes = sorted(app.routes, key=lambda route: route.method == "DELETE")
+            routes = sorted(routes_of(app), key=lambda route: route.method == "DELETE")
             for route in routes:
-                path = route.template.replace("{id}", last)
+                path = route.path.replace("{id}", last)
                 path = path.replace("{name}", two if "pictures" in path else "tiny")
                 path = path.replace("{version}", "1")
-                content = contents.get(route.template) if route.method == "POST" else None
+                content = contents.get(route.path) if route.method == "POST" else None
                 found[f"{route.method} {path}"] = await ask(
                     disk, client, "/v2/health/live", route.method, path, content
                 )
@@ -217,7 +222,7 @@ def test_a_console_answers_others_while_a_request_waits_for_the_disk(
         return Response(b"")
 
     routes = [*page.routes, Route("/live", "GET", live)]
-    server = Router(routes, logins=Logins(Accounts(tmp_path), penalty=0))
+    server = WebApp(routes, logins=Logins(Accounts(tmp_path), penalty=0))
 
     async def run() -> dict[str, int]:
         found = {}
@@ -225,11 +230,11 @@ def test_a_console_answers_others_while_a_request_waits_for_the_disk(
             transport=httpx.ASGITransport(server), base_url="http://localhost"
         ) as client:
             await client.post("/login", json=ANNA)
-            for route in server.routes:
-                method = "HEAD" if route.template.endswith("events") else route.method
-                path = route.template.replace("{id}", RUN)
+            for route in routes_of(server):
+                method = "HEAD" if route.path.endswith("events") else route.method
+                path = route.path.replace("{id}", RUN)
                 content = {"what": "pause"} if path.endswith("actions") else None
-                if route.template == "/login" and method == "POST":
+                if route.path == "/login" and method == "POST":
                     content = ANNA
                 found[f"{method} {path}"] = await ask(slow, client, "/live", method, path, content)
         return found

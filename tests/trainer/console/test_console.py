@@ -9,16 +9,19 @@ import itertools
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Download, expect
+from starlette.requests import Request
 
 from broker_config.storage import disk
 from edge.http.login import Accounts
-from edge.http.request import Request, RequestError
+from edge.http.request import RequestError
+from edge.http.web_app import EventStream, User
 from tests.support.browser import Page
 from tests.support.console_process import console
 from tests.support.paths import REPOSITORY
@@ -291,12 +294,11 @@ def test_strangers_who_watch_keep_no_operator_from_the_console(state: Path) -> N
     page = Console([FederationFolder(state)], clock)
 
     async def watch(client: str, user: str = "") -> AsyncGenerator[bytes]:
-        request = Request({"method": "GET", "path": "", "client": (client, 1)}, None)  # type: ignore[arg-type]
-        request.user = user
-        stream = (await page._events(request)).stream
-        assert stream
-        await anext(stream)
-        return stream
+        scope = {"type": "http", "method": "GET", "client": (client, 1), "user": User(user)}
+        response = await page._events(Request(scope))
+        assert isinstance(response, EventStream)
+        await anext(response.body_iterator)
+        return response.body_iterator
 
     async def is_over(stream: AsyncGenerator[bytes]) -> bool:
         return await anext(stream, None) is None
@@ -311,7 +313,9 @@ def test_strangers_who_watch_keep_no_operator_from_the_console(state: Path) -> N
         for each in (*many, *newer):
             await each.aclose()
 
-    asyncio.run(run())
+    # not in this thread, which has the browser's event loop
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, run()).result()
 
 
 # Languages
@@ -410,6 +414,11 @@ def test_what_has_changed_since_a_version_can_be_asked_for(url: str) -> None:
     for hostile in ("x", "9" * 5000, "\u0667"):
         answer = httpx.get(f"{url}runs/{RUN}", params={"since": hostile})
         assert answer.json()["whole"]
+
+
+def test_who_asks_for_the_head_of_a_stream_gets_no_piece_of_it(url: str) -> None:
+    answer = httpx.head(f"{url}events")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
 
 
 def test_a_run_that_is_not_there_is_answered_with_what_to_do(url: str) -> None:
