@@ -66,6 +66,7 @@ class App(WebApp):
         self._pipeline = pipeline
         self._metrics = metrics
         self._bodies = BodyReader(pipeline)
+        self._version = version("edge-node")  # reads files
         self._document = Response(_OPENAPI.read_bytes(), media_type="application/json")
         self._home = pages[0].path.removeprefix("/") if pages else ""
         metrics.register(self._readings)
@@ -175,7 +176,7 @@ class App(WebApp):
     async def _server(self, _request: Request) -> Response:
         extensions = ["binary_tensor_data", "classification"]
         return json_response(
-            {"name": "edge-node", "version": version("edge-node"), "extensions": extensions}
+            {"name": "edge-node", "version": self._version, "extensions": extensions}
         )
 
     async def _live(self, _request: Request) -> Response:
