@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily
 from starlette.requests import Request
@@ -16,9 +16,18 @@ from starlette.responses import Response
 
 from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
-from edge.http import inference_protocol
+from edge.http import inference_protocol, openapi
 from edge.http.access import Access
 from edge.http.login import Logins
+from edge.http.openapi import (
+    JSON,
+    Answer,
+    ErrorMessage,
+    Operation,
+    Parameter,
+    refused,
+    told,
+)
 from edge.http.request import (
     INLINE,
     BodyReader,
@@ -29,9 +38,18 @@ from edge.http.request import (
     wait_for_disconnect,
 )
 from edge.http.web_app import Route, WebApp
+from edge.http.web_messages import (
+    AboutLine,
+    InferenceAnswer,
+    InferenceQuestion,
+    Live,
+    ModelMetadata,
+    Ready,
+    ServerMetadata,
+)
 from edge.inference.class_prior import is_taught
 from edge.inference.image_decoding import ImageError
-from edge.inference.outcomes import Failure
+from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import BrokenModelError, Frame, Inspection, Pipeline
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
@@ -42,10 +60,120 @@ BATCH = 8  # images of a request computed at once; other requests are served in 
 FEW = 1 << 13  # values of a response that is built on the event loop; likewise
 _SMALL = 1 << 20  # bytes of a whole body; likewise
 _LONGEST_NAME = 200  # characters
-_OPENAPI = Path(__file__).with_name("openapi.json")
+_INFO = {
+    "title": "A line of edge-node",
+    "version": "2",
+    "description": (
+        "Inspects images of surfaces. Paths below /v2 are the Open Inference Protocol; errors are "
+        "JSON everywhere. Any path but /v2/health may answer 421 (a Host that is not the line's), "
+        "403 (a page of another origin), 400 (a header twice) and, to a POST without the line's "
+        "token, or to what needs a login without one, 401."
+    ),
+}
 
 _BINARY = "application/octet-stream"
 _HEAD_LENGTH = "inference-header-content-length"
+
+
+_SLOW_OR_LARGE = {
+    408: "The body did not arrive in time",
+    413: "The body is too large",
+    415: "The body's form or Content-Encoding is not known",
+    503: "The line is shutting down, or busy; Retry-After says when to try again",
+}
+_MODEL_HEADER = {
+    "X-Model": (
+        "The first 12 digits of the SHA-256 of the manifest of the model that answered",
+        str,
+    )
+}
+_NO_MODEL = {404: "There is no such model, or version of it"}
+_NAME = Parameter("name", "The node whose model it is")
+_VERSION = Parameter("version", "The model's round")
+_HEAD_PARAMETER = Parameter(
+    "Inference-Header-Content-Length",
+    "Bytes of JSON before binary tensors",
+    Annotated[int, Meta(ge=0)],
+    "header",
+)
+
+_ABOUT = Operation(
+    "What this line serves",
+    {
+        200: told(AboutLine, "The bundle, its classes, and where to ask"),
+        303: Answer("The way to the page, for a browser: whoever accepts text/html"),
+    },
+)
+_CLASSIFY = Operation(
+    "Inspect an image; the verdict goes to all sinks of the line too",
+    {
+        200: Answer(
+            "The verdict, or a picture of it", {JSON: Verdict, "image/jpeg": None}, _MODEL_HEADER
+        ),
+        **refused(_SLOW_OR_LARGE),
+        400: told(
+            (Failure, ErrorMessage), "The image could not be inspected, or the request is damaged"
+        ),
+    },
+    (
+        Parameter(
+            "name",
+            "How the verdict calls the image",
+            Annotated[str, Meta(max_length=_LONGEST_NAME)],
+            "query",
+        ),
+        Parameter(
+            "annotate",
+            "Answer with an annotated picture instead of the verdict; heat: also of where each "
+            "encoder looked",
+            Literal["1", "heat"],
+            "query",
+        ),
+    ),
+    {"image/*": None, _BINARY: None},  # JPEG, PNG, BMP, TIFF or WebP
+)
+_METRICS = Operation("Metrics for Prometheus", {200: Answer("As text", {"text/plain": str})})
+_OPENAPI = Operation("This document", {200: told(dict[str, Any], "OpenAPI 3.1")})
+_SERVER = Operation("The server", {200: told(ServerMetadata, "Its version and extensions")})
+_LIVE = Operation("Whether the server answers", {200: told(Live, "It does")})
+_READY = Operation(
+    "Whether the line takes images",
+    {
+        200: told(Ready, "It does"),
+        503: told(Ready, "It shuts down, or a thread has not answered of late"),
+    },
+)
+_MODEL = Operation(
+    "The model's inputs and outputs",
+    {200: told(ModelMetadata, "The model, which is called as its node"), **refused(_NO_MODEL)},
+    (_NAME, _VERSION),
+)
+_MODEL_READY = Operation(
+    "Whether the line takes images for this model",
+    {**_READY.answers, **refused(_NO_MODEL)},
+    (_NAME, _VERSION),
+)
+_INFER = Operation(
+    "Ask the model; the answer goes to nobody else",
+    {
+        200: Answer(
+            "The outputs",
+            {JSON: InferenceAnswer, _BINARY: str},
+            {**_MODEL_HEADER, "Inference-Header-Content-Length": (_HEAD_PARAMETER.text, int)},
+        ),
+        **refused(_SLOW_OR_LARGE),
+        **refused(_NO_MODEL),
+        **refused(
+            {
+                400: "The request is damaged, or does not fit the model",
+                422: "An image file cannot be decoded",
+                500: "The model cannot compute",
+            }
+        ),
+    },
+    (_NAME, _VERSION, _HEAD_PARAMETER),
+    {JSON: InferenceQuestion, _BINARY: str},  # the JSON, then the tensors
+)
 
 
 class App(WebApp):
@@ -67,33 +195,34 @@ class App(WebApp):
         self._metrics = metrics
         self._bodies = BodyReader(pipeline)
         self._version = version("edge-node")  # reads files
-        self._document = Response(_OPENAPI.read_bytes(), media_type="application/json")
         self._home = pages[0].path.removeprefix("/") if pages else ""
         metrics.register(self._readings)
         routes = (
-            Route("/", "GET", self._about),
-            Route("/classify", "POST", self._classify),
-            Route("/metrics", "GET", self._metrics_page),
-            Route("/openapi.json", "GET", self._openapi),
-            Route("/v2", "GET", self._server),
-            Route("/v2/health/live", "GET", self._live),
-            Route("/v2/health/ready", "GET", self._ready),
+            Route("/", "GET", self._about, about=_ABOUT),
+            Route("/classify", "POST", self._classify, about=_CLASSIFY),
+            Route("/metrics", "GET", self._metrics_page, about=_METRICS),
+            Route("/openapi.json", "GET", self._openapi, about=_OPENAPI),
+            Route("/v2", "GET", self._server, about=_SERVER),
+            Route("/v2/health/live", "GET", self._live, about=_LIVE),
+            Route("/v2/health/ready", "GET", self._ready, about=_READY),
             *(
-                Route(f"/v2/models/{{name}}{version}{what}", method, handler)
-                for version, (what, method, handler) in product(
+                Route(f"/v2/models/{{name}}{version}{what}", method, handler, about=about)
+                for version, (what, method, handler, about) in product(
                     ("", "/versions/{version}"),
                     (
-                        (
-                            ("", "GET", self._model),
-                            ("/ready", "GET", self._model_ready),
-                            ("/infer", "POST", self._infer),
-                        )
+                        ("", "GET", self._model, _MODEL),
+                        ("/ready", "GET", self._model_ready, _MODEL_READY),
+                        ("/infer", "POST", self._infer, _INFER),
                     ),
                 )
             ),
             *pages,
         )
         super().__init__(routes, access, logins, metrics.observe_request)
+        described = [route.described for route in self.routes if isinstance(route, Route)]
+        self._document = Response(
+            openapi.document(_INFO, filter(None, described)), media_type=openapi.JSON
+        )
 
     def _readings(self) -> Iterator[Reading]:
         yield Reading(
@@ -109,7 +238,7 @@ class App(WebApp):
         model = self._pipeline.model
         manifest = model.manifest
         weights = self._pipeline.prior.weights(manifest.classes, manifest.trained)
-        about = {
+        about: AboutLine = {
             "bundle": manifest.id,
             "digest": model.digest,
             "federation": manifest.federation,

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Manifest
+from edge.http.web_messages import ModelMetadata
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 
@@ -90,7 +91,7 @@ class InferenceRequest(NamedTuple):
         return len(self.files) if self.images is None else len(self.images)
 
 
-def metadata(model: Model) -> dict[str, Any]:
+def metadata(model: Model) -> ModelMetadata:
     """The model's inputs and outputs; -1 is any number, or one that only the graph knows."""
     manifest = model.manifest
     size = manifest.input.size

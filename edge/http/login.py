@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, NotRequired, TypedDict
 from urllib.parse import urlsplit
 
 import argon2
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,6 +23,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
 from broker_config.storage import disk
 from edge.http.login_queue import LoginQueue
+from edge.http.openapi import JSON, Operation, refused, told
 from edge.http.request import RequestError, client_of, json_response, read_json
 from edge.http.web_app import Route, User, user_of
 
@@ -100,6 +101,32 @@ class _Session(NamedTuple):
     used_at: float  # by the clock
 
 
+class LoginState(TypedDict):
+    """Who has logged in."""
+
+    name: Annotated[str, Meta(description="Who; empty: nobody")]
+    possible: NotRequired[Annotated[bool, Meta(description="Whether there is anybody who could")]]
+
+
+_WHO = Operation("Who has logged in", {200: told(LoginState, "Who, if anybody")})
+_LOG_IN = Operation(
+    "Log in",
+    {
+        200: told(LoginState, "Done: a cookie says so"),
+        **refused(
+            {
+                400: "The body does not fit",
+                403: "Name or password is wrong",
+                415: "The body is not said to be JSON",
+                503: "Too many people are logging in; Retry-After says when to try again",
+            }
+        ),
+    },
+    body={JSON: Credentials},
+)
+_LOG_OUT = Operation("Log out", {200: told(LoginState, "Nobody has logged in any more")})
+
+
 class Logins:
     """Sessions of those who have logged in, by a random cookie that scripts and other sites'
     requests never have.
@@ -123,9 +150,9 @@ class Logins:
     def routes(self) -> list[Route]:
         """GET says who has logged in, POST logs in, DELETE logs out."""
         return [
-            Route(PATH, "GET", self._who, "known"),
-            Route(PATH, "POST", self._log_in, "nothing"),
-            Route(PATH, "DELETE", self._log_out, "nothing"),
+            Route(PATH, "GET", self._who, "known", _WHO),
+            Route(PATH, "POST", self._log_in, "nothing", _LOG_IN),
+            Route(PATH, "DELETE", self._log_out, "nothing", _LOG_OUT),
         ]
 
     async def user(self, request: Request) -> User | None:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker_config.protocol.errors import EdgeNodeError, explain
 from edge.http.access import Access
+from edge.http.openapi import Described, Operation, refused
 from edge.http.request import RequestError, error_response, json_response
 
 _log = logging.getLogger(__name__)
@@ -62,10 +63,29 @@ class Sessions(Protocol):
 class Route(routing.Route):
     """A path, a method and their handler, with what a request needs to come to it."""
 
-    def __init__(self, path: str, method: str, handler: Handler, needs: Needs = "token") -> None:
+    def __init__(
+        self,
+        path: str,
+        method: str,
+        handler: Handler,
+        needs: Needs = "token",
+        about: Operation | None = None,
+    ) -> None:
+        """`about` is for the OpenAPI document."""
         super().__init__(path, handler, methods=[method])
         self.method = method
         self.needs = needs
+        self._about = about
+
+    @property
+    def described(self) -> Described | None:
+        """What the OpenAPI document says of it, if anything."""
+        if self._about is None:
+            return None
+        answers = {**self._about.answers}
+        if self.needs == "login":
+            answers |= refused({401: "Nobody has logged in"})
+        return Described(self.path, self.method, self._about._replace(answers=answers))
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that has what it needs; RequestError when it has not."""

@@ -5,24 +5,25 @@ one after another or many at once.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from prometheus_client.core import GaugeMetricFamily
 from starlette.requests import Request
 from starlette.responses import Response
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, explain
 from edge.daemon.prometheus_metrics import Reading
+from edge.http.openapi import JSON, Answer, Operation, Parameter, refused, told
 from edge.http.request import RequestError, json_response, query, read_json
 from edge.http.web_app import Route, user_of
 from edge.inference.pipeline import Pipeline
 from edge.labelling.field_accuracy import FieldAccuracy, judge_field
-from edge.labelling.label_queue import LabelQueue
+from edge.labelling.label_queue import LabelQueue, WaitingImage
 from edge.page.page_files import page_routes
 from edge.page.recent_inspections import RecentInspections
 from edge.uncertainty.performance import held_out_performance
@@ -50,6 +51,81 @@ class Overruled(Struct, frozen=True):
     """A verdict that a person does not believe, by its id."""
 
     id: str
+
+
+class WaitingImages(TypedDict):
+    """The images that wait, the most instructive first."""
+
+    line: str
+    waiting: Annotated[int, Meta(ge=0)]
+    classes: NotRequired[Sequence[str]]
+    images: NotRequired[Sequence[WaitingImage]]
+
+
+class LabelledCount(TypedDict):
+    """How many images have got a label."""
+
+    labelled: Annotated[int, Meta(ge=0)]
+
+
+class TakenBack(TypedDict):
+    """A label that was taken back, and the images that wait again."""
+
+    label: str | None
+    images: Sequence[str]
+
+
+class KeptFile(TypedDict):
+    """An image that waits now."""
+
+    kept: str
+
+
+_MISFIT = {400: "The body does not fit"}
+_QUEUE = Operation(
+    "The images that wait for a label, the most instructive first",
+    {
+        200: told(WaitingImages, "The images that wait"),
+        **refused({409: "The line keeps no images"}),
+    },
+    (Parameter("count", "1: only how many", Literal["1"], "query"),),
+)
+_PICTURE = Operation(
+    "What the network saw of an image that waits",
+    {
+        200: Answer("The picture", {"image/jpeg": None}),
+        **refused(
+            {
+                400: "There is no such size",
+                404: "It is not kept any more",
+                503: "Too many pictures are asked for; Retry-After says when to try again",
+            }
+        ),
+    },
+    (
+        Parameter("name", "Its file"),
+        Parameter("size", "Within 192 or 1024 pixels", Literal["small", "large"], "query"),
+    ),
+)
+_LABEL = Operation(
+    "Give images a label; needs a login",
+    {200: told(LabelledCount, "Done"), **refused(_MISFIT)},
+    body={JSON: Labels},
+)
+_UNDO = Operation(
+    "Take the newest label back; needs a login",
+    {200: told(TakenBack, "Done"), **refused({409: "There is none"})},
+    body={JSON: dict[str, Any]},
+)
+_OVERRULE = Operation(
+    "Have an image that is shown wait before all others; needs a login",
+    {
+        200: told(KeptFile, "Done"),
+        **refused(_MISFIT),
+        **refused({404: "It is not held any more"}),
+    },
+    body={JSON: Overruled},
+)
 
 
 class LabelPage:
@@ -85,11 +161,11 @@ class LabelPage:
         yield from page_routes(
             PATH, "label.html", ("label.css", "label.js", "label_grid.js", "strings.json")
         )
-        yield Route(f"{PATH}queue", "GET", self._list)
-        yield Route(f"{PATH}pictures/{{name}}", "GET", self._picture)
-        yield Route(f"{PATH}label", "POST", self._label, "login")
-        yield Route(f"{PATH}undo", "POST", self._undo, "login")
-        yield Route(f"{PATH}overrule", "POST", self._overrule, "login")
+        yield Route(f"{PATH}queue", "GET", self._list, about=_QUEUE)
+        yield Route(f"{PATH}pictures/{{name}}", "GET", self._picture, about=_PICTURE)
+        yield Route(f"{PATH}label", "POST", self._label, "login", _LABEL)
+        yield Route(f"{PATH}undo", "POST", self._undo, "login", _UNDO)
+        yield Route(f"{PATH}overrule", "POST", self._overrule, "login", _OVERRULE)
 
     @property
     def classes(self) -> list[str]:
@@ -166,10 +242,11 @@ class LabelPage:
 
         def encode() -> bytes:
             waiting = self._queue.waiting()
-            found: dict[str, object] = {"line": self._line, "waiting": len(waiting)}
+            found: WaitingImages = {"line": self._line, "waiting": len(waiting)}
             if not is_counted:
                 self._look()
-                found |= {"classes": self.classes, "images": waiting}
+                found["classes"] = self.classes
+                found["images"] = waiting
             return msgspec.json.encode(found)
 
         content = await self._do(encode)

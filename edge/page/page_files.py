@@ -7,6 +7,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge.http.openapi import Answer, Operation
 from edge.http.web_app import Route
 
 _FOLDER = Path(__file__).parent
@@ -17,6 +18,12 @@ _KINDS = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".json": "application/json",
+}
+_WHAT = {
+    ".html": "A page, for people",
+    ".css": "A page's style",
+    ".js": "A page's script",
+    ".json": "A page's words, by language",
 }
 _POLICY = {
     "content-security-policy": (
@@ -45,7 +52,11 @@ def page_routes(
 def _route(path: str, file: Path) -> Route:
     """Read a file now: the disk may be slow when somebody asks for it."""
     response = Response(file.read_bytes(), media_type=_KINDS[file.suffix], headers=_POLICY)
-    return Route(path, "GET", partial(_serve, response))
+    kind = _KINDS[file.suffix]
+    words = dict[str, dict[str, str]] if file.suffix == ".json" else None
+    what = _WHAT[file.suffix]
+    about = Operation(what, {200: Answer(what, {kind: words})})
+    return Route(path, "GET", partial(_serve, response), about=about)
 
 
 async def _serve(response: Response, _request: Request) -> Response:
