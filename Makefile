@@ -29,7 +29,7 @@ PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_pre
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: venv demo test pages slow nightly bare chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
+.PHONY: venv demo test pages slow nightly bare quality chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
 
 # Only the environment.
 venv: $(INSTALLED)
@@ -65,7 +65,12 @@ slow:
 	$(PYTEST) -m "slow and not page"
 
 # The campaigns, which take hours.
-nightly: chaos soak soak-vfl
+nightly: quality chaos soak soak-vfl
+
+# What plants reach on real images is as good as it was, where DATA holds neu_cls or xsdd; `make slow` tries drawn ones.
+DATA ?= runs/data
+quality: $(INSTALLED)
+	$(BIN)/python -m benchmarks.quality --data $(DATA)
 
 # The first two commands as a new user gives them: on a bare Debian without root, then what root gets. Needs root.
 bare:

@@ -35,7 +35,7 @@ from trainer.federation.masking.member_state import Answer, Member, Record
 from trainer.federation.masking.step_parts import split
 
 RUN = SESSION = "f" * 16
-SCOPE = Scope("steel", RUN, 1)
+SCOPE = Scope("steel", RUN, 1, "e" * 64)
 WORDS = 2_280_000  # of MobileNetV2's encoder
 MOST_WITH_ALL = 500  # nodes; shares for more do not fit into one message
 
@@ -86,6 +86,7 @@ def gather(nodes: int, neighbours: int) -> Round:
             SCOPE.federation,
             RUN,
             name,
+            SCOPE.spec,
             nodes,
             least_threshold(nodes),
             neighbours,

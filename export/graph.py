@@ -184,6 +184,11 @@ def fill_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
     filled = onnx.ModelProto()
     filled.CopyFrom(graph)
     values = module.state_dict()
+    # Simplifying makes one initialiser of all that are equal. A length of 1 would then change with
+    # the temperature, which is set later and must only divide logits. NaN equals nothing else.
+    temperature = values.get("temperature")
+    if temperature is not None:
+        values["temperature"] = torch.full_like(temperature, torch.nan)
     for initialiser in filled.graph.initializer:
         if initialiser.name in values:
             array = np.ascontiguousarray(values.pop(initialiser.name).numpy())
@@ -192,7 +197,8 @@ def fill_values(graph: onnx.ModelProto, module: nn.Module) -> bytes:
         raise ParityError(f"the traced graph has no place for {', '.join(sorted(values))}", REMEDY)
     buffer = io.BytesIO()
     onnx.save(onnxscript.optimizer.optimize(filled), buffer)
-    return buffer.getvalue()
+    content = buffer.getvalue()
+    return content if temperature is None else set_temperature(content, float(temperature))
 
 
 def set_temperature(graph: bytes, temperature: float) -> bytes:

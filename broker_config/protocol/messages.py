@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from broker_config.protocol.names import CLASS_NAME, LONGEST_CLASS
+
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256, hexadecimal")]
 RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one run of a federation")]
@@ -25,7 +27,7 @@ Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Option = bool | int | float | str
-Alias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1f\x7f]+\Z")]
+ClassName = Annotated[str, Meta(min_length=1, max_length=LONGEST_CLASS, pattern=CLASS_NAME)]
 Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal[
     "waiting",
@@ -163,6 +165,14 @@ class ImagePrivacy(Struct, frozen=True):
     sums: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
+REVISION = 2
+"""Of this protocol. Nodes and runs of an earlier one take part wherever they can.
+
+1: nodes know totals in broadcasts (`Spec.first_totals`). 2: masks and noise are bound to the spec; there are
+choosing runs.
+"""
+
+
 class Spec(Message, frozen=True, kw_only=True):
     """A federation, retained: all that a node must know besides its own images."""
 
@@ -172,7 +182,7 @@ class Spec(Message, frozen=True, kw_only=True):
     method: str
     options: dict[str, Option]  # of the method, complete
     model: str
-    classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
+    classes: Annotated[tuple[ClassName, ...], Meta(min_length=2, max_length=1000)]
     preprocessing: Preprocessing
     training: Training
     rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -191,7 +201,7 @@ class Spec(Message, frozen=True, kw_only=True):
     # what a node contributes beside, by name; it is not averaged
     relays: dict[str, TensorSpec] = {}
     # other names of classes -> class
-    aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}
+    aliases: Annotated[dict[ClassName, ClassName], Meta(max_length=10_000)] = {}
     # the classifier that is deployed: as trained, or made of statistics after training
     head: Head = "trained"
     # int64 sums: a node's part of the last round, their totals in the result
@@ -211,6 +221,11 @@ class Spec(Message, frozen=True, kw_only=True):
     mask_neighbours: Annotated[int, Meta(ge=0, le=1000)] = 0
     # of each image; None: what nodes send is as their images make it
     privacy: ImagePrivacy | None = None
+    # of this protocol, with which the run began; see `REVISION`
+    revision: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    # Whether nodes only tell what leaving out their images costs with each encoder, and wait for
+    # the federation's next run.
+    chooses: bool = False
 
 
 class RoundState(Message, frozen=True, kw_only=True):
@@ -261,6 +276,8 @@ class Hello(Message, frozen=True, kw_only=True):
     # this process's
     key: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description="X25519, hexadecimal")] = ""
     masks: bool = False  # whether it knows how to mask what it contributes
+    # of this protocol, that it knows; see `REVISION`
+    revision: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class Contribution(Message, frozen=True, kw_only=True):

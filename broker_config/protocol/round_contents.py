@@ -9,6 +9,7 @@ from broker_config.protocol.messages import Spec, TensorSpec
 
 # of a masked contribution, in whole parts of the largest one that a method allows
 MASKED_WEIGHT = "masked.weight"
+BOUND_REVISION = 2  # of the protocol, from which masks and noise are bound to the spec
 NO_BASE = hashlib.sha256(b"").hexdigest()  # the base of a delta that makes a broadcast of nothing
 
 
@@ -54,6 +55,18 @@ def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     """
     holds_totals = round_ > spec.rounds or (spec.first_totals and round_ > 1)
     return {**spec.tensors, **spec.statistics} if holds_totals else spec.tensors
+
+
+def needed_revision(spec: Spec) -> int:
+    """The revision of the protocol that a node of this federation must know."""
+    if hides_contributions(spec) or spec.chooses:
+        return BOUND_REVISION
+    return int(spec.first_totals)
+
+
+def hides_contributions(spec: Spec) -> bool:
+    """Whether masks or noise hide what a node contributes."""
+    return spec.mask_threshold > 0 or spec.privacy is not None
 
 
 def basis(spec: Spec, broadcast: str) -> str:

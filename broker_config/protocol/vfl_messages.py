@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from broker_config.protocol.messages import (
+    ClassName,
     Finite,
     Identity,
     Message,
@@ -104,7 +105,7 @@ class VflSpec(Message, frozen=True, kw_only=True):
     network: str  # of the sensors (trainer.vfl.networks)
     # rows of a sample: a product's own and those before it
     cycles: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
+    classes: Annotated[tuple[ClassName, ...], Meta(min_length=2, max_length=1000)]
     # expectation: classes are numbers, their mean is the result
     reading: Literal["class", "expectation"] = "class"
     # server: labels stay at the head, which sends gradients instead

@@ -34,11 +34,12 @@ _ANY = X25519PrivateKey.generate()  # with points that are no keys all private o
 
 
 class Scope(NamedTuple):
-    """The round that keys are for: they mean nothing elsewhere."""
+    """The round that keys are for, under one spec: they mean nothing elsewhere."""
 
     federation: str
     run: str
     round: int
+    spec: str  # digest
 
 
 def draw_root() -> bytes:

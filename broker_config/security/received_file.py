@@ -24,10 +24,12 @@ def read_json(path: Path, expect: type[T], what: str, again: str) -> T:
 def read_bytes(path: Path, what: str, again: str) -> bytes:
     """As `read_json`, for a file of any kind."""
     try:
-        if path.stat().st_size > _LARGEST:
-            raise UsageError(f"{path} is too large: no {what} has so many bytes", again)
-        return path.read_bytes()
+        with path.open("rb") as file:  # whoever names it may name a pipe: <(command)
+            content = file.read(_LARGEST + 1)
     except OSError as error:
         raise UsageError(
             f"the {what} {path} cannot be read: {error.strerror}", "check the name of the file"
         ) from None
+    if len(content) > _LARGEST:
+        raise UsageError(f"{path} is too large: no {what} has so many bytes", again)
+    return content

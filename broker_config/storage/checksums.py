@@ -43,7 +43,7 @@ def read_record(path: Path, expect: type[T]) -> T | None:
         EdgeNodeError: not now, since too much is open: nothing is wrong with the file.
     """
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=_Record)
+        record = msgspec.json.decode(disk.read_regular(path), type=_Record)
         if record.sha256 != digest(bytes(record.value)):
             raise DamagedError("its checksum does not match")
         return msgspec.json.decode(record.value, type=expect)
@@ -62,7 +62,7 @@ def digest(data: bytes) -> str:
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
+    with disk.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -84,7 +84,7 @@ def sums(digests: Mapping[str, str]) -> bytes:
 def lists(folder: Path, name: str) -> bool:
     """Whether the folder's SHA256SUMS speaks of a file."""
     path = folder / SUMS
-    return path.exists() and f"  {name}\n".encode() in path.read_bytes()
+    return path.exists() and f"  {name}\n".encode() in disk.read_regular(path)
 
 
 def verify(folder: Path, *names: str) -> None:
@@ -97,7 +97,7 @@ def verify(folder: Path, *names: str) -> None:
     path = folder / SUMS
     if not path.exists():
         return
-    lines = path.read_bytes().splitlines()
+    lines = disk.read_regular(path).splitlines()
     for name in names:
         try:
             found = digest_of(folder / name)

@@ -82,9 +82,24 @@ def open_regular(path: Path) -> BufferedReader:
     return file
 
 
+def read_regular(path: Path, most: int = 1 << 30) -> bytes:
+    """Return a file's content; OSError also for a pipe, a device, or more than `most` bytes.
+
+    For files that others may put there: they cannot keep us waiting, or fill the memory.
+    """
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes")
+    return content
+
+
 def replace(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a new file beside `path`,
     and move that to `path` once it is safe on the disk.
+
+    The new file has one name, so that a killed process leaves at most one behind. Where two
+    processes may replace the same file, hold `lock_briefly` around it.
     """
     scratch = path.with_name(f"{path.name}.tmp")
     write(scratch)
@@ -102,9 +117,21 @@ def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         with open(
             scratch, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)
         ) as file:
+            give_to_owner(file.fileno(), path.parent)
             file.write(data)
 
     replace(path, write)
+
+
+def give_to_owner(descriptor: int, folder: Path) -> None:
+    """Give a file that root has just made to the owner of its folder.
+
+    A command that an administrator runs writes into the folder of a service, which could not read
+    its answer otherwise. The file must be new: root would give away a link's target.
+    """
+    owner = folder.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def move_durably(scratch: Path, path: Path) -> None:
@@ -119,6 +146,21 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def lock_briefly(folder: Path) -> Iterator[None]:
+    """Wait until no other thread or process changes what this lock protects in a folder.
+
+    The lock is the folder itself: unlike `lock_folder` it excludes nobody who uses the folder.
+    Locking it again inside waits for ever. OSError if it cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

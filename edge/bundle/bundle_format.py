@@ -47,6 +47,7 @@ FALSE_REJECTS = "false_rejects"
 TOLERANCE = 1e-3  # of golden probabilities, for fp32
 LARGEST = {MANIFEST: 1 << 20, SIGNATURE: 64, CHARTER: 1 << 24}  # bytes
 _LARGEST = 1 << 30  # bytes of any other file
+_BLOCK = 1 << 20  # bytes of a file that are copied at once
 _PROPOSED = 5  # folders that an error proposes
 _COPY_AGAIN = "copy the whole bundle folder again"
 
@@ -191,7 +192,7 @@ class Description(Struct, frozen=True, kw_only=True):
     method: str
     model: str
     round: Round
-    classes: Annotated[tuple[str, ...], Meta(min_length=2)]
+    classes: Annotated[tuple[messages.ClassName, ...], Meta(min_length=2)]
     # training images of each of the node's own classes; or unknown
     trained: dict[str, Annotated[int, Meta(ge=1)]] = {}
     # the images that trained it, by `short_digest`, 10,000 at most; or unknown
@@ -403,6 +404,34 @@ def read_small_file(folder: Path, name: str) -> bytes:
     """
     with _open_plain(folder / name, LARGEST[name]) as file:
         return file.read(LARGEST[name])
+
+
+def read_file(folder: Path, name: str) -> bytes:
+    """The content of any of a bundle's files; BundleError as `copy_file`."""
+    return b"".join(_blocks(folder, name))
+
+
+def copy_file(folder: Path, name: str, target: Path) -> None:
+    """Copy one of a bundle's files into another folder.
+
+    BundleError if it is missing, a device, larger than it may be, or no part of the bundle.
+    """
+    with (target / name).open("wb") as copy:
+        for block in _blocks(folder, name):
+            copy.write(block)
+
+
+def _blocks(folder: Path, name: str) -> Iterator[bytes]:
+    path = folder / name
+    # No hash tells what these two must be: a link may lead to a secret.
+    is_unlisted = name in (SIGNATURE, CHARTER)
+    if is_unlisted and not path.resolve().is_relative_to(folder.resolve()):
+        raise BundleError(f"{path} leads to a file outside of the bundle", _COPY_AGAIN)
+    left = LARGEST.get(name, _LARGEST)
+    with _open_plain(path, left) as file:
+        while block := file.read(min(left, _BLOCK)):
+            left -= len(block)
+            yield block
 
 
 def load_manifest(folder: Path) -> bytes:

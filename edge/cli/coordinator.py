@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from msgspec import Struct
-from msgspec.structs import replace
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.cli.help_panels import Panel
@@ -32,7 +31,10 @@ from edge.cli.shared_options import (
 if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
     from broker_config.protocol.messages import Encryption, Spec
+    from trainer.federation.server.coordinator import Outcome
     from trainer.federation.server.operator_actions import Kind
+    from trainer.models.named_tensors import Arrays
+    from trainer.progress import Report
 
 app = typer.Typer()
 
@@ -201,6 +203,19 @@ def _choose_encryption(
     return "group" if endpoint.signer else "none"
 
 
+def _check_choice(wanted: RequestOptions, begun: "Spec | None", *, is_due: bool) -> None:
+    """Raise UsageError if no encoder can be chosen, or one is being chosen and that is not
+    wanted.
+    """
+    if is_due:
+        check_model_is_free(wanted)
+    elif begun and begun.chooses:
+        raise UsageError(
+            "the newest run of this state folder only chooses an encoder",
+            "add --weights auto to go on with it, or begin another run with --new",
+        )
+
+
 class CoordinateOptions(Struct, frozen=True, kw_only=True):
     """The federation, and who takes part in it."""
 
@@ -265,80 +280,75 @@ def coordinate(
 ) -> None:
     """Coordinate a federation: publish its spec, wait for the nodes, average their contributions.
 
-    If stopped or killed, it resumes when it is started again with the same --state.
+    If stopped or killed, it resumes when it is started again with the same --state. With --weights
+    auto the nodes first compare encoders and input sizes on their images, in short runs of the same
+    federation, and go on by themselves to the run with the best.
     """
     from broker_config.storage import disk
     from trainer import progress
     from trainer.console.console_process import console_beside
+    from trainer.federation.server import choosing_runs
     from trainer.federation.server.coordinator import coordinate as run
     from trainer.federation.server.journal import has_run, newest_run
     from trainer.federation.server.ledger import Ledger
-    from trainer.federation.server.spec import draft, trains
-    from trainer.methods.statistics_head import list_encoders
+    from trainer.models.initial_weights import choose_weights
     from trainer.privacy.plan import describe as describe_privacy
-    from trainer.statistics import encoder_choice
+    from trainer.statistics.encoder_choice import AUTO
 
     endpoint = broker.coordinator_endpoint()
     stop = stop_on_signals()
     state = options.state
     disk.check_writable(state)
     begun = newest_run(state).spec if options.resume and has_run(state) else None
-    nodes = options.nodes or _count_nodes(endpoint, begun)
-    if wanted.weights == encoder_choice.AUTO:
-        check_model_is_free(wanted)
-        chosen = encoder_choice.choose(state)
-        print(f"--weights auto: {chosen.model} with {chosen.weights}", file=sys.stderr)
-        wanted = replace(
-            wanted,
-            model=chosen.model,
-            weights=chosen.weights,
-            size=wanted.size or chosen.size,
-        )
-    resuming = wanted.resuming(begun) if begun else wanted
+    has_wanted = begun is not None and not begun.chooses
+    is_due = wanted.weights == AUTO and not has_wanted
+    _check_choice(wanted, begun, is_due=is_due)
+    resuming = wanted.resuming(begun) if begun and has_wanted else wanted
     request = resuming.request()
-    names = [name.strip() for name in options.classes.split(",") if name.strip()]
-    spec, broadcast = draft(
-        request,
-        federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
-        classes=names,
-        nodes=nodes,
+    if wanted.weights == AUTO:  # until it is chosen; what is wrong beside is said before any run
+        request = request._replace(weights=choose_weights(request.model))
+    federation = choosing_runs.Federation(
+        name=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
+        classes=[name.strip() for name in options.classes.split(",") if name.strip()],
+        nodes=options.nodes or _count_nodes(endpoint, begun),
         participation=round_options.participation(),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
     )
-    compared = (
-        [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
-    )
+    spec, broadcast = federation.draft(request)
     with (
         output.reporter() as report,
         Ledger(state) as ledger,
         console_beside(state, options.http, report),
     ):
-        report_weights(request, wanted.weights, report)
-        if spec.privacy:
-            report(progress.Note(text=describe_privacy(spec)))
+
+        def coordinate_run(
+            spec: "Spec", broadcast: "Arrays", report: "Report", new: bool
+        ) -> "Outcome | None":
+            linger = round_options.linger
+            return run(ledger, spec, broadcast, endpoint, report, new=new, linger=linger, stop=stop)
+
         earlier = ledger.run
-        outcome = run(
-            ledger,
-            spec,
-            broadcast,
-            endpoint,
-            encoder_choice.write_down(
-                report,
-                state,
-                {request.model: request.weights},
-                compared,
-                len(names),
-                spec.preprocessing.size,
-            ),
-            new=not options.resume,
-            linger=round_options.linger,
-            stop=stop,
-        )
+        new = not options.resume
+        choice = None
+        outcome = None
+        if is_due:
+            choice = choosing_runs.choose_encoder(
+                ledger, federation, request, wanted.size, coordinate_run, report, new=new
+            )
+        if choice:
+            chosen = choice.chosen
+            request = request._replace(model=chosen.model, weights=chosen.weights, size=chosen.size)
+            spec, broadcast = federation.draft(request)
+            new = True
+        if choice or not is_due:
+            report_weights(request, wanted.weights, report)
+            if spec.privacy:
+                report(progress.Note(text=describe_privacy(spec)))
+            outcome = coordinate_run(spec, broadcast, report, new)
         if outcome:
             average = ledger.save_result()
-            told = encoder_choice.EncoderLosses.load(state)
-            costs = told.costs() if told and told.run == ledger.spec.run else {}
+            costs = [each._asdict() for each in choice.costs] if choice else []
             encoder_costs = {"encoders": costs} if costs else {}
             report(progress.Result(result={"model": str(average)} | encoder_costs))
         has_begun = ledger.run is not None and (options.resume or ledger.run is not earlier)
@@ -349,17 +359,6 @@ def coordinate(
         print(text, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
-        if told and costs:
-            each = ", ".join(f"{model} {loss:.3f}" for model, loss in costs.items())
-            print(
-                f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less "
-                f"is better): {each}"
-            )
-            dropped = ", without --option" if wanted.option else ""
-            print(
-                "next: the same command with --new --weights auto and the --method that shall "
-                f"train{dropped}"
-            )
         print(f"global model: {average}")
 
 

@@ -318,8 +318,7 @@ def preview(
     """Tell what joining would give this plant, before any training: one message of sums,
     no image leaves.
 
-    The coordinator runs `edge-node coordinate --method gaussian`. It hears the sums, and how well
-    each encoder suits.
+    The coordinator runs `edge-node coordinate --method gaussian`. It hears the sums alone.
     """
     from trainer import progress
     from trainer.federation.client.join import join as run

@@ -115,10 +115,11 @@ def _partition_help() -> str:
 METHODS = _method_names()
 DEFAULT_METHOD = _named_method("RECOMMENDED")
 ONE_MESSAGE = _named_method("PREVIEW")
+METHOD_NAMES = f"{', '.join(METHODS[:-1])} or {METHODS[-1]}."
 Method = Annotated[
     str | None,
     typer.Option(
-        help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.",
+        help=METHOD_NAMES,
         show_default=(
             f"{ONE_MESSAGE}, one message of sums; {DEFAULT_METHOD} with --rounds or another option "
             "of training"
@@ -129,7 +130,7 @@ WEIGHTS = (
     "Initial weights: imagenet (for efficientnet_lite0 they come with edge-node-weights, others "
     "are downloaded), surface (for mobilenet_v2, from drawn images; come with edge-node-weights), "
     "none, a safetensors FILE (of torchvision's names), or auto: model and weights that suit the "
-    "images best (simulate; coordinate, after a preview)."
+    "images best (simulate, coordinate)."
 )
 MODEL_NAMES = (
     "efficientnet_lite0, mobilenet_v2, resnet18 or resnet50, each also with _mid, which takes "
@@ -526,6 +527,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
             self,
             method=self.method or spec.method,
             model=self.model or spec.model,
+            size=self.size or spec.preprocessing.size,
             aggregate=self.aggregate or spec.aggregation.rule,
             codec=self.codec or spec.codec,
             secure_aggregation=self.secure_aggregation or spec.mask_threshold > 0,
@@ -556,11 +558,26 @@ def _privacy_of(spec: "Spec") -> list[str]:
     return [f"{name}={value!r}" for name, value in settings.items() if value]
 
 
-def check_model_is_free(wanted: ModelOptions) -> None:
+def check_model_is_free(wanted: RequestOptions) -> None:
     """Raise UsageError if a model is wanted, or only a method's own will do,
-    where `--weights auto` chooses it.
+    where `--weights auto` chooses it; or if the choice would tell what shall be hidden.
     """
     from trainer.methods.base import MODEL
+
+    if wanted.secure_aggregation:
+        raise UsageError(
+            "--weights auto does not combine with --secure-aggregation: the coordinator reads "
+            "each plant's loss, which no mask hides",
+            "let edge-node simulate --weights auto choose with images of your own, and name "
+            "--model, --weights and --size here",
+        )
+    if wanted.privacy:
+        raise UsageError(
+            "--weights auto does not combine with --privacy: the losses are told without noise, "
+            "and what each encoder tells of an image would have to be accounted for",
+            "let edge-node simulate --weights auto choose with other images, and name --model, "
+            "--weights and --size here",
+        )
 
     if wanted.model:
         raise UsageError(

@@ -16,7 +16,9 @@ from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     DEFAULT_METHOD,
     DEFAULT_PARTITION,
+    METHOD_NAMES,
     MODEL_NAMES,
+    ROUNDS,
     SIZE,
     SUITED_WEIGHTS,
     WEIGHTS,
@@ -37,6 +39,7 @@ from edge.cli.shared_options import (
 app = typer.Typer()
 
 
+_ROUNDS = 4  # of the demo on drawn images, on which more rounds add nothing
 _SAMPLES = "Training images of each node."
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 
@@ -63,6 +66,13 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
 class DemoModelOptions(ModelOptions, frozen=True, kw_only=True):
     """What the demo trains: by default what suits the images that it draws."""
 
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help=ROUNDS, show_default=f"the method's; {_ROUNDS} on drawn images"),
+    ] = None
+    method: Annotated[str | None, typer.Option(help=METHOD_NAMES, show_default=DEFAULT_METHOD)] = (
+        None
+    )
     model: Annotated[
         str,
         typer.Option(
@@ -89,10 +99,10 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
     from rich.console import Console
 
     from trainer import progress
+    from trainer.demo.demo_screen import print_outcome
     from trainer.demo.federation_demo import run
     from trainer.methods.base import MODEL
     from trainer.models.catalogue import SHIPPED
-    from trainer.report import summary
     from trainer.statistics.encoder_choice import AUTO
 
     # ends like Ctrl-C, the child processes included
@@ -104,14 +114,16 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
         )
     data = options.data
     out = options.out
-    wanted = replace(wanted, method=wanted.method or DEFAULT_METHOD)
     if data is None:
+        if not (wanted.method or wanted.rounds):
+            wanted = replace(wanted, rounds=_ROUNDS)
         if wanted.chosen_model() == MODEL:
             wanted = replace(wanted, model=wanted.model or "mobilenet_v2")
         wanted = replace(wanted, size=wanted.size or 64)
         # then a demo without a folder needs no connection
         if shipped := SHIPPED.get(wanted.chosen_model()):
             wanted = replace(wanted, weights=wanted.weights or shipped.weights)
+    wanted = replace(wanted, method=wanted.method or DEFAULT_METHOD)
     request = wanted.request()
     with output.reporter() as show:
         report_weights(request, wanted.weights, show)
@@ -129,7 +141,7 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if output.as_json:
         return
-    summary.print_table(outcome, Console())
+    print_outcome(outcome, Console())
     print(f"bundles: {out / 'bundles'}\nreport: {(out / 'report.html').resolve().as_uri()}")
 
 

@@ -34,7 +34,7 @@ from edge.http.login import Accounts, Logins
 from edge.http.server import Server, listen
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
-from edge.labelling.label_queue import LabelQueue
+from edge.labelling.label_queue import DamagedHistoryError, LabelQueue
 from edge.page.label_page import LabelPage
 from edge.page.line_page import LinePage
 from edge.page.recent_inspections import RecentInspections
@@ -110,8 +110,8 @@ def serve(
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)
         labels = None
-        if settings.labels:
-            queue = LabelQueue(settings.labels, instance.line, lambda: monitors.retention)
+        queue = _open_labels(settings, instance.line, monitors)
+        if queue:
             labels = closing.enter_context(
                 contextlib.closing(LabelPage(instance.line, pipeline, recent, queue))
             )
@@ -177,6 +177,20 @@ async def _reload(
     else:
         _log.info("the settings were read again")
     manager.notify(READY=1)
+
+
+def _open_labels(settings: Settings, line: str, monitors: Monitors) -> LabelQueue | None:
+    """The queue of images that wait for a label, if the line has one.
+
+    A damaged history costs the labels, not the line.
+    """
+    if not settings.labels:
+        return None
+    try:
+        return LabelQueue(settings.labels, line, lambda: monitors.retention)
+    except DamagedHistoryError as error:
+        _log.error("the line serves without labels: %s", error)
+        return None
 
 
 def _warn_if_open(listener: socket.socket, access: Access) -> None:

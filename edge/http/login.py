@@ -7,7 +7,8 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired, TypedDict
@@ -21,7 +22,7 @@ from starlette.responses import Response
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 from edge.http.login_queue import LoginQueue
 from edge.http.openapi import JSON, Operation, refused, told
 from edge.http.request import RequestError, client_of, json_response, read_json
@@ -42,6 +43,8 @@ _HASHER = argon2.PasswordHasher()  # RFC 9106's second recommendation: 64 MiB
 class Accounts:
     """The names and argon2id hashes in a state folder's `accounts.json`,
     which is read whenever it is needed.
+
+    Several processes may change it: each reads, changes and writes it under a lock.
     """
 
     def __init__(self, state: Path) -> None:
@@ -50,13 +53,12 @@ class Accounts:
     def read(self) -> dict[str, str]:
         """Hashes by name; UsageError when the file is not one of ours."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, str])
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.MsgspecError) as error:
+            return self._read()
+        except (OSError, checksums.DamagedError) as error:
             raise UsageError(
                 f"{self.path} holds no logins: {error}",
-                "remove it, and make the logins again: edge-node user NAME",
+                f"give it to the owner of {self.path.parent}, restore it from a copy, or "
+                f"remove {self.path}: make the logins again then, edge-node user NAME",
             ) from error
 
     def set(self, name: str, password: str) -> None:
@@ -66,25 +68,40 @@ class Accounts:
             raise UsageError(
                 f"the password has fewer than {LEAST} characters", "choose a longer one"
             )
-        self._write(self.read() | {name: _HASHER.hash(password)})
+        # a hash takes a tenth of a second: it is made before the file is locked
+        hashed = _HASHER.hash(password)
+        with self._changing() as accounts:
+            accounts[name] = hashed
 
     def remove(self, name: str) -> None:
         """Let somebody log in no more, and end that person's sessions."""
-        found = self.read()
-        if name not in found:
-            raise UsageError(
-                f"nobody called {name} can log in",
-                f"those who can: {', '.join(sorted(found)) or 'none'}",
-            )
-        del found[name]
-        self._write(found)
+        with self._changing() as accounts:
+            if name not in accounts:
+                raise UsageError(
+                    f"nobody called {name} can log in",
+                    f"those who can: {', '.join(sorted(accounts)) or 'none'}",
+                )
+            del accounts[name]
 
-    def _write(self, accounts: dict[str, str]) -> None:
-        with disk.writing(self.path.parent):
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            disk.replace_bytes(
-                self.path, msgspec.json.format(msgspec.json.encode(accounts)), mode=0o600
-            )
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, str]]:
+        """Lock the accounts, and write them as they are left."""
+        folder = self.path.parent
+        with disk.writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with disk.writing(folder), disk.lock_briefly(folder):
+            accounts = self.read()
+            yield accounts
+            checksums.write_record(self.path, accounts)
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return checksums.read_record(self.path, dict[str, str]) or {}
+        except checksums.DamagedError:
+            # earlier versions wrote the hashes alone, without a checksum
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                return msgspec.json.decode(disk.read_regular(self.path), type=dict[str, str])
+            raise
 
 
 class Credentials(Struct, frozen=True):

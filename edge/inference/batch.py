@@ -15,6 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
+from broker_config.protocol.names import show_name
+from broker_config.storage.checksums import digest_of
 from edge.bundle.bundle_format import Manifest, short_digest
 from edge.inference.class_prior import Prior
 from edge.inference.image_decoding import SUFFIXES, drop_annotated
@@ -66,7 +68,7 @@ def find_images(paths: Sequence[Path]) -> list[Image]:
                 f"there are no images in {path}",
                 f"name a folder that holds files with {' '.join(SUFFIXES)}",
             )
-        found += [Image(_display_name(each), each) for each in inside]
+        found += [Image(show_name(each), each) for each in inside]
     return found
 
 
@@ -76,11 +78,6 @@ def _walk(folder: Path) -> Iterator[Path]:
         for each in files:
             if not each.startswith(".") and Path(each).suffix.lower() in SUFFIXES:
                 yield Path(place, each)
-
-
-def _display_name(path: Path) -> str:
-    """A name that can be printed: UTF-8, and one line."""
-    return replace_unprintable(os.fsencode(path).decode(errors="replace"), keep="")
 
 
 class FolderLabels(NamedTuple):
@@ -108,7 +105,7 @@ def count_known(images: Sequence[Image], manifest: Manifest) -> int:
     labelled = images if known else ()
     for image in labelled:
         with suppress(OSError):  # it has been told as a failure
-            found += short_digest(hashlib.sha256(image.path.read_bytes()).hexdigest()) in known
+            found += short_digest(digest_of(image.path)) in known
     return found
 
 

@@ -37,6 +37,8 @@ class WorkerProcesses:
     def __init__(self, module: str) -> None:
         self._command = [sys.executable, "-m", module]
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._busy: set[subprocess.Popen[bytes]] = set()
+        self._is_killed = False
         os.register_at_fork(after_in_child=self._idle.clear)  # two processes must not share one
         atexit.register(self.close)
 
@@ -47,6 +49,9 @@ class WorkerProcesses:
         that is otherwise, or the process dies; OSError when none can be started.
         """
         process = self._take()
+        self._busy.add(process)
+        if self._is_killed:
+            process.kill()
         assert process.stdin
         assert process.stdout
         try:
@@ -60,6 +65,8 @@ class WorkerProcesses:
         except BaseException:
             _end(process)
             raise
+        finally:
+            self._busy.discard(process)
         self._idle.append(process)
         return answer
 
@@ -67,6 +74,14 @@ class WorkerProcesses:
         """End the processes that are idle."""
         while self._idle:
             _end(self._idle.pop())
+
+    def kill(self) -> None:
+        """Kill the processes that answer at the moment, and each that is asked from now on:
+        whoever asks gets WorkerEndedError.
+        """
+        self._is_killed = True
+        for process in [*self._busy]:
+            process.kill()
 
     def _take(self) -> subprocess.Popen[bytes]:
         with contextlib.suppress(IndexError):

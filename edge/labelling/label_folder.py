@@ -5,11 +5,13 @@ A copy is prepared under a hidden name in the class folder; the history says who
 copy gets its name.
 """
 
-import glob
+import re
 from pathlib import Path
 
+from broker_config.protocol.names import check_class_name, is_class_name
 from broker_config.storage import disk
 from edge.labelling.label_history import Labelling, Undo
+from edge.uncertainty.image_retention import STEM
 
 
 class LabelFolder:
@@ -19,16 +21,26 @@ class LabelFolder:
         """`line` tells its hidden files from those of other lines."""
         self._folder = folder
         self._line = line
+        # The whole name: "line-1" is also how the name of a line "north.line-1" ends.
+        self._is_hidden = re.compile(rf"\.{STEM.pattern}\.[a-z]+\.{re.escape(line)}").fullmatch
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def classes(self) -> list[str]:
-        """The names of the class folders that are there, in alphabetic order."""
+        """The names of the class folders that are there, in alphabetic order;
+        `join` tells of those that no class can have.
+        """
         return sorted(
             path.name
             for path in self._folder.iterdir()
-            if path.is_dir() and not path.name.startswith(".")
+            if path.is_dir() and is_class_name(path.name)
         )
+
+    @property
+    def stems(self) -> set[str]:
+        """What the names of labelled images in class folders begin with."""
+        names = (path.name.partition(".")[0] for path in self._folder.glob("*/*"))
+        return {name for name in names if STEM.fullmatch(name)}
 
     def prepare(self, label: str, file: str, content: bytes) -> None:
         """Write an image under its hidden name."""
@@ -57,8 +69,10 @@ class LabelFolder:
                     hidden.replace(file)
             if (self._folder / entry.label).exists():
                 disk.sync(self._folder / entry.label)
-        for path in self._folder.glob(f"*/.*.{glob.escape(self._line)}"):
-            path.unlink()
+        for path in self._folder.glob("*/.*"):
+            if self._is_hidden(path.name):
+                path.unlink()
 
     def _hidden(self, label: str, file: str) -> Path:
+        check_class_name(label)  # it is a folder's name: none may lead out of ours
         return self._folder / label / f".{file}.{self._line}"

@@ -1,5 +1,5 @@
 """History of the labels that people gave a line's images:
-JSON lines in a file to which is only appended.
+a log to which is only appended, and in which each change is noticed.
 """
 
 from collections.abc import Iterator
@@ -8,9 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from broker_config.protocol.errors import UsageError
-from broker_config.storage import disk
-from edge.sinks.append_file import write_all
+from broker_config.storage.checked_log import CheckedLog
 
 
 class LabelledImage(Struct, frozen=True, kw_only=True):
@@ -49,42 +47,30 @@ class LabelHistory:
     """The labellings of one line. An entry is on the disk before it takes effect."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file; half a line, which a kill left, is cut off.
+        """Read the file, if there is one; half a line, which a kill left, is left out.
 
-        EdgeNodeError when it cannot be written, UsageError when a line of it is damaged.
+        DamagedError when it is not what was written, OSError when it cannot be read.
         """
-        self._standing: dict[str, Labelling] = {}
         self.labelled: set[str] = set()  # names of kept images
         self.newest: Labelling | Undo | None = None
-        decode = msgspec.json.Decoder(Labelling | Undo).decode
-        with disk.writing(path.parent):
-            self._file = path.open("a+b", buffering=0)
-            disk.sync(path.parent)
-            self._file.seek(0)
-            whole, newline, _ = self._file.read().rpartition(b"\n")
-            self._file.truncate(len(whole) + len(newline))
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                self._apply(decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._file.close()
-                raise UsageError(
-                    f"the history of labels {path} is damaged in line {number}: {error}",
-                    "remove that line",
-                ) from error
+        self._standing: dict[str, Labelling] = {}
+        self._log: CheckedLog[Labelling | Undo] = CheckedLog(
+            path, msgspec.json.Decoder(Labelling | Undo)
+        )
+        for entry in self._log.read():
+            self._apply(entry)
 
     def __iter__(self) -> Iterator[Labelling]:
         """The labellings that stand, the newest first."""
         return reversed(self._standing.values())
 
     def add(self, entry: Labelling | Undo) -> None:
-        """Append an entry. OSError, and nothing has changed, when the disk does not take it."""
-        write_all(self._file, msgspec.json.encode(entry) + b"\n", sync=True)
+        """Append an entry. OSError or DamagedError, and nothing has changed,
+        when that cannot be done.
+        """
+        for other in self._log.append(entry):
+            self._apply(other)
         self._apply(entry)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def _apply(self, entry: Labelling | Undo) -> None:
         self.newest = entry

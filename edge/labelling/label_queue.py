@@ -5,7 +5,7 @@ The image stays for as long as that can be undone.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -14,15 +14,23 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
-from edge.inference.image_decoding import ImageError, Photo, read_image
+from broker_config.storage.checksums import DamagedError
+from edge.inference.image_decoding import MAX_BYTES, ImageError, Photo, read_image
 from edge.inference.outcomes import current_time, new_id
 from edge.inference.pipeline import Inspection
 from edge.labelling.label_folder import LabelFolder
 from edge.labelling.label_history import LabelHistory, LabelledImage, Labelling, Undo
 from edge.labelling.label_order import SimilarityGroups, instructiveness, order
-from edge.uncertainty.image_retention import OVERRULED, STEM, ImageRetention, KeptImage, encode
+from edge.uncertainty.image_retention import (
+    LARGEST_SIDECAR,
+    OVERRULED,
+    STEM,
+    ImageRetention,
+    KeptImage,
+    encode,
+)
 
 UNDOABLE = 20  # labellings, the newest
 _SIDECAR = ".json"
@@ -33,6 +41,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     # the plant's images, a folder for each class; made if need be
     path: Annotated[str, Meta(min_length=1)]
+
+
+class DamagedHistoryError(EdgeNodeError):
+    """What people have labelled so far is not known: nobody can label now."""
 
 
 class WaitingImage(NamedTuple):
@@ -66,7 +78,9 @@ class LabelQueue:
     ) -> None:
         """`retention` keeps the images.
 
-        Raises EdgeNodeError when the folder or the history in it cannot be used.
+        Raises:
+            EdgeNodeError: the folder cannot be used.
+            DamagedHistoryError: the history in it is not what was written.
         """
         self._target = Path(settings.path)
         self._current = retention
@@ -74,21 +88,16 @@ class LabelQueue:
         self._groups = SimilarityGroups()
         with disk.writing(self._target):
             self._folder = LabelFolder(self._target, line)
-            self.history = LabelHistory(self._target / f"labels-{line}.jsonl")
+            self.history = _open_history(self._target / f"labels-{line}.jsonl")
             self._folder.finish(self.history.newest)
+            # Labelled by a history that was removed: without this they would wait again, and get
+            # into a second class.
+            self._strangers = self._folder.stems - set(map(_stem, self.history.labelled))
 
-    def close(self) -> None:
-        """Close the history."""
-        self.history.close()
-
-    def classes(self, known: Sequence[str]) -> list[str]:
-        """What images can be labelled as: the model's classes,
-        and others that have a folder already.
-
-        EdgeNodeError when the folder cannot be read.
-        """
+    def folders(self) -> list[str]:
+        """Names of classes that have a folder; EdgeNodeError when they cannot be read."""
         with disk.writing(self._target):
-            return [*known, *(name for name in self._folder.classes if name not in known)]
+            return self._folder.classes
 
     def waiting(self) -> list[WaitingImage]:
         """The images that wait, the most instructive first.
@@ -151,7 +160,7 @@ class LabelQueue:
             for name in dict.fromkeys(map(_stem, names))
             if name in self._images
         ]
-        wanted = [image for image in wanted if image.kept not in self.history.labelled]
+        wanted = [image for image in wanted if not self._is_labelled(image)]
         with disk.writing(self._target):
             self._folder.finish(self.history.newest)
             images = [self._prepare(image, label) for image in wanted]
@@ -222,7 +231,11 @@ class LabelQueue:
     def _unlabelled(self) -> list[_Indexed]:
         """The images that wait, the oldest first."""
         images = sorted(self._images.items())
-        return [each for _, each in images if each.found.kept not in self.history.labelled]
+        return [each for _, each in images if not self._is_labelled(each.found)]
+
+    def _is_labelled(self, image: KeptImage) -> bool:
+        kept = str(image.kept)
+        return kept in self.history.labelled or _stem(kept) in self._strangers
 
     def _refresh(self) -> None:
         """Bring the index in step with the folder of kept images."""
@@ -237,9 +250,10 @@ class LabelQueue:
                 continue
             with contextlib.suppress(OSError, ValueError):  # it is gone meanwhile, or torn
                 found = msgspec.json.decode(
-                    (folder / f"{stem}{_SIDECAR}").read_bytes(), type=KeptImage
+                    disk.read_regular(folder / f"{stem}{_SIDECAR}", LARGEST_SIDECAR),
+                    type=KeptImage,
                 )
-                if found.kept in names:
+                if found.kept in names and _stem(found.kept) == stem:
                     self._images[stem] = self._index(found)
 
     def _index(self, found: KeptImage) -> _Indexed:
@@ -256,9 +270,9 @@ class LabelQueue:
         file = f"{_stem(kept)}.png" if image.seen else kept
         if label:
             try:
-                data = (self._retention.folder / kept).read_bytes()
+                data = disk.read_regular(self._retention.folder / kept, MAX_BYTES)
                 content = encode(self._read(image).image, "PNG") if image.seen else data
-            except FileNotFoundError:
+            except (OSError, ImageError):  # it is gone, or no image any more
                 return None
             self._folder.prepare(label, file, content)
         return LabelledImage(
@@ -276,7 +290,32 @@ class LabelQueue:
     def _read(self, image: KeptImage) -> Photo:
         """What the network saw of an image, in the file's own pixels."""
         photo = read_image(self._retention.folder / str(image.kept))
-        return photo.crop(image.seen) if image.seen else photo
+        if image.seen is None:
+            return photo
+        left, top, width, height = image.seen
+        if min(left, top) < 0 or min(width, height) < 1:
+            raise _not_seen(image)
+        if left + width > photo.image.width or top + height > photo.image.height:
+            raise _not_seen(image)
+        return photo.crop(image.seen)
+
+
+def _open_history(path: Path) -> LabelHistory:
+    try:
+        return LabelHistory(path)
+    except DamagedError as error:
+        raise DamagedHistoryError(
+            f"the history of labels {path} is damaged: {error}",
+            f"restore it from a copy, or remove {path} and {path}.newest and start the line again: "
+            "images that are in a class folder stay there, but who labelled them is not known",
+        ) from None
+
+
+def _not_seen(image: KeptImage) -> ImageError:
+    return ImageError(
+        f"the network cannot have seen that part of {image.kept}",
+        "remove the image, and the JSON beside it",
+    )
 
 
 def _stem(name: str) -> str:

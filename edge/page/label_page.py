@@ -3,7 +3,7 @@ one after another or many at once.
 """
 
 import asyncio
-import logging
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.requests import Request
 from starlette.responses import Response
 
-from broker_config.protocol.errors import EdgeNodeError, UsageError, explain
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.daemon.prometheus_metrics import Reading
 from edge.http.openapi import JSON, Answer, Operation, Parameter, refused, told
 from edge.http.request import RequestError, json_response, query, read_json
@@ -31,13 +31,11 @@ from edge.uncertainty.performance import held_out_performance
 PATH = "/labels/"
 _SIDES = {"small": 192, "large": 1024}  # pixels of a picture
 MOST_PICTURES = 32  # at once
-LOOK_AGAIN = 2.0  # seconds after which classes are looked for again
+LOOK_AGAIN = 5.0  # seconds between two looks at which classes have a folder
 _FRESH = {"cache-control": "no-store"}
 _SAME_FOR_EVER = {"cache-control": "private, max-age=86400, immutable"}
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 class Labels(Struct, frozen=True):
@@ -139,7 +137,6 @@ class LabelPage:
         queue: LabelQueue,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """EdgeNodeError when the folder of labelled images cannot be read."""
         self._line = line
         self._pipeline = pipeline
         self._recent = recent
@@ -149,10 +146,11 @@ class LabelPage:
         # pictures of large images take long: a label does not wait for them
         self._drawing = ThreadPoolExecutor(1, thread_name_prefix="label pictures")
         self._pictures = 0  # that are asked for
-        self._folders: list[str] = queue.classes(())
-        self._looked_at = clock()  # the folders
-        self._is_looking = False
         self._clock = clock
+        self._folders: list[str] = []  # names of classes
+        self._is_looking = False
+        self._looked_at = 0.0
+        self._look()
         self._field: tuple[str, FieldAccuracy | None] = "", None  # of the model with this digest
 
     @property
@@ -169,8 +167,10 @@ class LabelPage:
 
     @property
     def classes(self) -> list[str]:
-        """What images can be labelled as, as of a few seconds ago: the folder, which may be large
-        or hang, is read in the queue's thread.
+        """What images can be labelled as, as far as was known at the last look into the folder.
+
+        Others can see and change the folder; it may be large, slow or away. So it is looked at in
+        the queue's thread, and no page waits for it.
         """
         if not self._is_looking and self._clock() - self._looked_at > LOOK_AGAIN:
             self._is_looking = True
@@ -179,14 +179,10 @@ class LabelPage:
         return [*known, *(name for name in self._folders if name not in known)]
 
     def _look(self) -> None:
-        """Read which classes have a folder; if that fails, those stay that were there."""
-        try:
-            self._folders = self._queue.classes(())
-        except EdgeNodeError as error:
-            _log.warning("the folder of labelled images cannot be read: %s", explain(error))
-        finally:
-            self._looked_at = self._clock()
-            self._is_looking = False
+        with contextlib.suppress(EdgeNodeError):  # it is away: who labels an image is told
+            self._folders = self._queue.folders()
+        self._looked_at = self._clock()
+        self._is_looking = False
 
     @property
     def field(self) -> FieldAccuracy | None:
@@ -234,7 +230,6 @@ class LabelPage:
         """Finish what is being done."""
         self._drawing.shutdown()
         self._thread.shutdown()
-        self._queue.close()
 
     async def _list(self, request: Request) -> Response:
         """The images that wait, the most instructive first; with `?count=1` only how many."""
@@ -273,8 +268,7 @@ class LabelPage:
 
     async def _label(self, request: Request) -> Response:
         given = await read_json(request, Labels)
-        if given.label is not None and given.label not in self.classes:
-            await self._do(self._look)  # a folder may just have been made
+        await self._do(self._look)
         if given.label is not None and given.label not in self.classes:
             raise RequestError(
                 f"there is no class {given.label!r}",

@@ -72,7 +72,9 @@ def _offer(
     names = sorted(
         name for name in bundle_format.file_names(found.manifest) if (found.folder / name).exists()
     )
-    files = tuple(File(name, *blobs.put((found.folder / name).read_bytes())) for name in names)
+    files = tuple(
+        File(name, *blobs.put(bundle_format.read_file(found.folder, name))) for name in names
+    )
     transfer = BlobTransfer(endpoint, topics.line_namespace(line), sender, blobs, events)
     transfer.start()
     try:

@@ -264,7 +264,7 @@ class BundleStore:
             scratch.mkdir(mode=0o700)
             for name in bundle.file_names(manifest):
                 if (folder / name).exists():
-                    shutil.copyfile(folder / name, scratch / name)
+                    bundle.copy_file(folder, name, scratch)
                     disk.sync(scratch / name)
         if not bundle.read_bundle(scratch).digest.startswith(digest):  # the copy is what counts
             raise BundleError(f"{folder} has become another bundle meanwhile", "start again")

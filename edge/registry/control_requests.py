@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
+from edge.bundle.bundle_format import read_bundle
+from edge.inference.model_trial import ModelTrial
 from edge.inference.outcomes import new_id
 from edge.registry.bundle_store import BundleStore
 
@@ -68,7 +70,7 @@ def send_request(
                     "look into its log; edge-node bundle list shows what it serves",
                 )
             time.sleep(_PAUSE)
-        return msgspec.json.decode(answered.read_bytes(), type=Answer)
+        return msgspec.json.decode(disk.read_regular(answered), type=Answer)
     finally:
         asked.unlink(missing_ok=True)
         answered.unlink(missing_ok=True)
@@ -88,7 +90,7 @@ class RequestQueue:
         """Each new request once; an unreadable one is logged."""
         for path in sorted(self._folder.glob("*.json")):
             try:
-                request = msgspec.json.decode(path.read_bytes(), type=Request)
+                request = msgspec.json.decode(disk.read_regular(path), type=Request)
             except FileNotFoundError:  # the command has given up
                 continue
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -122,6 +124,7 @@ def apply_offline(store: BundleStore, request: Request, verifier: "Verifier | No
         _check_candidate(store, digest)
     if verifier and is_rollback:
         verifier = verifier._replace(accept_older=True)
+    ModelTrial().check(read_bundle(store.path(digest)))
     model = load_model(store.path(digest), verifier)
     if is_rollback:
         store.record_rollback(request.by, "on purpose", failed=False)

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from PIL import Image
 
+from edge.bundle.bundle_format import Manifest
 from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import Model
@@ -108,7 +109,7 @@ def assess_candidate(
     candidate: Model, running: Model | None, sample: Sequence[SampledInput], gate: Gate
 ) -> list[Finding]:
     """Admission tests of `candidate`, whose signature and self-test have passed."""
-    images = [_resize(each.pixels, candidate.manifest.input.size) for each in sample]
+    images = inputs_for(candidate.manifest, sample)
     labels, seconds = _predict(candidate.predictor, images)
     findings = [*_check_classes(candidate, running), *_check_latency(seconds, sample, gate)]
     if running:
@@ -130,6 +131,11 @@ def _predict(predictor: Predictor, images: Sequence[NDArray[np.uint8]]) -> tuple
         taken.append(time.perf_counter() - start)
         time.sleep(_REST * taken[-1])
     return labels[: len(images)], statistics.median(taken)
+
+
+def inputs_for(manifest: Manifest, sample: Sequence[SampledInput]) -> list[NDArray[np.uint8]]:
+    """The inputs in the size that a bundle's graph wants."""
+    return [_resize(each.pixels, manifest.input.size) for each in sample]
 
 
 def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

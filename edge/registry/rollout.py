@@ -14,12 +14,19 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError, explain
 from edge.bundle import bundle_format
 from edge.bundle.expiry import UNCHECKED, ExpiryDates
 from edge.inference import native_memory
+from edge.inference.model_trial import ModelTrial
 from edge.inference.outcomes import Notice, Verdict, current_time, new_id
 from edge.inference.pipeline import Inspection, Pipeline, check_class_names
 from edge.inference.served_model import Model, load_model
 from edge.registry.bundle_store import DIGITS, BundleStore, State
 from edge.registry.control_requests import Answer, Request, RequestQueue
-from edge.registry.pre_rollout_checks import Finding, Gate, Sample, assess_candidate
+from edge.registry.pre_rollout_checks import (
+    Finding,
+    Gate,
+    Sample,
+    assess_candidate,
+    inputs_for,
+)
 from edge.registry.probation import DoubtfulShare, Probation
 from edge.uncertainty.model_warnings import log_model_warnings
 
@@ -52,7 +59,12 @@ class Rollout:
     """
 
     def __init__(
-        self, store: BundleStore, gate: Gate, verifier: "Verifier | None" = None, threads: int = 0
+        self,
+        store: BundleStore,
+        gate: Gate,
+        verifier: "Verifier | None" = None,
+        threads: int = 0,
+        trial: ModelTrial | None = None,
     ) -> None:
         self.store = store
         self.gate = gate  # assign another one to test the next bundle by it
@@ -69,6 +81,7 @@ class Rollout:
         self._change_lock = threading.Lock()  # held for a whole change, which takes seconds
         self._swap_lock = threading.Lock()  # held for the assignment itself
         self._stop = threading.Event()
+        self._trial = trial or ModelTrial()
 
     # ------------------------------------------------------------ start and end
 
@@ -184,6 +197,7 @@ class Rollout:
             yield
         finally:
             self._stop.set()
+            self._trial.stop()
             thread.join()
             if self._probation:
                 self.store.record_start(1)  # this start did not end in a crash
@@ -262,10 +276,12 @@ class Rollout:
         running = self._pipeline.model
         doubts = self._probation.before if self._probation else self._doubtful.value
         with self._verified(digest, accept_older=accept_older) as (found, expiry_dates):
+            sample = self._sample.inputs_of(running)
+            self._trial.check(found, inputs_for(found.manifest, sample))
             model = Model.from_bundle(found, self._threads, expiry_dates)
             findings = [
                 _signature_finding(expiry_dates),
-                *assess_candidate(model, running, self._sample.inputs_of(running), self.gate),
+                *assess_candidate(model, running, sample, self.gate),
             ]
             self._check_class_names(model)
             texts = [each.text for each in findings]

@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.storage.disk import sync, writing
+from broker_config.storage.disk import read_regular, sync, writing
 from edge.inference.outcomes import Outcome, Verdict
 from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
 
@@ -95,7 +95,7 @@ class Folder:
     def _recover(self, is_ours: IsOurs) -> int:
         """The last outcome that got its file, if it is one of the line's outbox; else 0."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            number, id_ = (self._path / _LAST).read_text().split()
+            number, id_ = read_regular(self._path / _LAST).decode().split()
             missing = [_number(file) - 1 for file in self._path.glob("*/[0-9]*-*.tmp")]
             return min([int(number), *missing]) if is_ours(int(number), id_) else 0
         return 0

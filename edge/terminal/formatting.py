@@ -8,7 +8,9 @@ from broker_config.protocol.vfl_messages import Validation
 
 EXPIRY_WARNING = timedelta(days=30)  # before a certificate or charter expires, it should be renewed
 _LISTED_NAMES = 5
-_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how a cell of a spreadsheet begins; quoted ones too
+# How a formula begins in a cell of a spreadsheet, also behind what is not seen, in full width, and
+# quoted.
+_FORMULA = re.compile(r"['\s\u200b-\u200f\u2060\ufeff]*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
 def format_bytes(count: float) -> str:

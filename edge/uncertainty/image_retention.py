@@ -26,6 +26,7 @@ _QUEUED = 8  # images at most that wait for the disk; others are dropped
 _CLOSING = 5  # seconds to write queued images
 # of a kept image's file name: time, and id of the verdict
 STEM = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}")
+LARGEST_SIDECAR = 1 << 22  # bytes of the JSON beside a kept image; an embedding is most of it
 OVERRULED = "overruled"  # the doubt of a person
 # "": a camera's
 _SUFFIXES = {"JPEG": "jpg", "PNG": "png", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "": "png"}
@@ -151,7 +152,7 @@ class ImageRetention:
         file = self.folder / (verdict.kept or f"{_stem(verdict)}.png")
         sidecar = file.with_suffix(".json")
         if file.exists():
-            image = msgspec.json.decode(sidecar.read_bytes(), type=KeptImage)
+            image = msgspec.json.decode(disk.read_regular(sidecar, LARGEST_SIDECAR), type=KeptImage)
             disk.replace_bytes(sidecar, _sidecar(_doubted(image)))
         else:  # its source may have removed it: what was decoded of it is kept
             pixels = np.asarray(inspection.tiled.photo.image.convert("RGB"))

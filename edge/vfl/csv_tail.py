@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate, suggest
+from broker_config.storage import disk
 
 # rows: so far apart may be two with the same product, two of one unit, a product at two sensors
 MEMORY = 10_000
@@ -94,7 +95,7 @@ class CsvTail:
         if self._seen and self._seen == self._marks_now():
             return b""
         try:
-            with self.path.open("rb") as file:
+            with disk.open_regular(self.path) as file:
                 status = os.fstat(file.fileno())
                 file.seek(self._offset - len(self._tail))
                 data = file.read(len(self._tail) + _BLOCK)

@@ -273,7 +273,7 @@ def _read_answered(path: Path, run: str) -> dict[str, tuple[str, ...]]:
     or is unreadable.
     """
     try:
-        before = msgspec.json.decode(path.read_bytes(), type=_Answered)
+        before = msgspec.json.decode(disk.read_regular(path), type=_Answered)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
     return before.products if before.run == run else {}

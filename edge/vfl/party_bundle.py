@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from broker_config.protocol.messages import Name, RunId
+from broker_config.protocol.messages import ClassName, Name, RunId
 from broker_config.protocol.vfl_messages import Channel, Period, Privacy
 from edge.bundle.bundle_format import (
     FORMAT,
@@ -69,7 +69,7 @@ class Description(Struct, frozen=True, kw_only=True):
     round: Period
     # of a sensor's bundle: itself
     sensors: Annotated[tuple[EmbeddingSource, ...], Meta(min_length=1, max_length=64)]
-    classes: Annotated[tuple[str, ...], Meta(min_length=2, max_length=1000)]
+    classes: Annotated[tuple[ClassName, ...], Meta(min_length=2, max_length=1000)]
     reading: Literal["class", "expectation"] = "class"
     columns: tuple[str, ...] = ()  # of a sensor's rows, in the order of its samples
     product: str = "product"  # name of the column with products' ids

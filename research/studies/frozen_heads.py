@@ -63,6 +63,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # training images of each plant
     classes: int  # of each plant
     seed: int
+    pool: str = "tuning"
 
 
 class Plant(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,12 +99,12 @@ class Pool(NamedTuple):
     last: np.ndarray  # [n, V, 1280]
 
 
-def read_pool(folder: Path, size: int, cache: Path, group: str = "") -> Pool:
-    """Read the tuning pool of a data set; features are computed once.
+def read_pool(folder: Path, size: int, cache: Path, group: str = "", name: str = "tuning") -> Pool:
+    """Read a pool of a data set; features are computed once.
 
     `group` says which images belong together beside look-alikes, as `read_keys` takes it.
     """
-    catalogue = select_pool(class_folders.scan(folder), "tuning")
+    catalogue = select_pool(class_folders.scan(folder), name)
     entries = catalogue.entries
     labels = np.array([catalogue.classes.index(entry.class_name) for entry in entries])
     middle, last = (_features(catalogue, model, size, cache) for model in (MODEL, LAST))
@@ -137,7 +138,7 @@ def run(trial: Trial, pool: Pool, tested: int) -> Result:
     """
     options = {"classes_per_node": trial.classes}
     scheme = Scheme(
-        "disjoint", NODES, trial.samples, trial.seed, options, pool="tuning", test_samples=tested
+        "disjoint", NODES, trial.samples, trial.seed, options, pool=trial.pool, test_samples=tested
     )
     shares = scheme.shares(pool.catalogue, groups=pool.groups)
     places = [_places(pool, share.train) for share in shares]
@@ -309,6 +310,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/frozen_heads.jsonl"))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--tested", type=int, default=60, help="held-out images of a plant")
+    parser.add_argument("--pool", choices=["tuning", "report"], default="tuning")
     parser.add_argument("--tables", action="store_true")
     asked = parser.parse_args()
     records = Records(asked.out, Result)
@@ -319,9 +321,16 @@ def main() -> None:
     folders = dict(each.split("=", 1) for each in asked.data)
     keys = dict(each.split("=", 1) for each in asked.group)
     for name, size in product(folders, SIZES):
-        pool = read_pool(Path(folders[name]), size, asked.cache, keys.get(name, ""))
+        pool = read_pool(Path(folders[name]), size, asked.cache, keys.get(name, ""), asked.pool)
         for seed, samples, classes in product(range(asked.seeds), SAMPLES, CLASSES):
-            trial = Trial(dataset=name, size=size, samples=samples, classes=classes, seed=seed)
+            trial = Trial(
+                dataset=name,
+                size=size,
+                samples=samples,
+                classes=classes,
+                seed=seed,
+                pool=asked.pool,
+            )
             if trial in known:
                 continue
             try:

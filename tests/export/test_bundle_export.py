@@ -23,7 +23,15 @@ from edge.uncertainty.model_warnings import model_warnings
 from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
-from export.graph import OUTPUTS, Architecture, ParityError, build_module, fill_values, trace
+from export.graph import (
+    OUTPUTS,
+    Architecture,
+    ParityError,
+    build_module,
+    fill_values,
+    set_temperature,
+    trace,
+)
 from export.parity import open_session
 from export.quantisation import quantise
 from tests.support.federation_keys import FederationKeys
@@ -39,7 +47,7 @@ from tests.support.personal_models import (
 )
 from trainer import progress
 from trainer.federation.server.spec import Request
-from trainer.models.fusion import infer_fusion, mix
+from trainer.models.fusion import LENGTH, infer_fusion, mix
 from trainer.models.network import Network
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, PersonalModel
@@ -384,6 +392,25 @@ def test_in_int8_normalisation_stays_exact_and_maps_still_add_up_to_the_logits(
     assert np.abs(lengths - 7.5).max() < 1e-4
     logits = after["features"] @ model.tensors["classifier.weight"].numpy().T
     assert np.abs(after["maps"].mean((3, 4)).sum(1) - logits).max() < 1e-4
+
+
+def test_a_temperature_divides_the_logits_and_changes_nothing_else(tmp_path: Path) -> None:
+    # A head of sums takes features of length 1, which equals the temperature before calibration.
+    model = made(SMALL, "plant-1", "gaussian", 1)
+    assert float(model.tensors[LENGTH]) == 1
+    written = export_all([model], tmp_path).exported[0].folder
+    exact = (written / "model.onnx").read_bytes()
+    images = pictures(32, 5)
+    before, after = (
+        dict(zip(OUTPUTS, open_session(graph).run(OUTPUTS, {"image": images}), strict=True))
+        for graph in (exact, set_temperature(exact, 0.5))
+    )
+    for name in ("features", "maps"):
+        np.testing.assert_array_equal(before[name], after[name])
+    for name in ("probabilities", "opinions"):
+        sharper = before[name] ** 2
+        sharper /= sharper.sum(-1, keepdims=True)
+        np.testing.assert_allclose(after[name], sharper, atol=1e-5)
 
 
 # What is refused

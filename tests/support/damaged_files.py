@@ -198,19 +198,24 @@ def _remedies(
     found: list[tuple[Callable[[Path], object], str]] = []
     if re.search("restore|copy .* again|bring (.* )?back|put .* back", text):
         found.append((lambda folder: snapshot.copy([], folder), ""))
-    if removed := re.search(r"remove (/\S+?)[,;:]?(?:\s|$)", text):
-        found.append((lambda _: _remove(Path(removed[1])), text))
+    if removed := re.search(r"remove (/\S+?)(?: and (/\S+?))?[,;:]?(?:\s|$)", text):
+        paths = [Path(each) for each in removed.groups() if each]
+        found.append((lambda _: _remove_all(paths), text))
     elif "--new" in text:
         found.append((lambda _: None, text))
     assert found, f"{case}: nobody can carry out {text!r}"
     return found
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
+def _remove_all(paths: Iterable[Path]) -> None:
+    """Remove files and folders, of which the first is there."""
+    first, *others = paths
+    if first.is_dir():
+        shutil.rmtree(first)
     else:
-        path.unlink()
+        first.unlink(missing_ok=bool(others))
+    for each in others:
+        each.unlink(missing_ok=True)
 
 
 def table(results: Iterable[tuple[str, str, str, Outcome]]) -> str:

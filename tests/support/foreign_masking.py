@@ -74,7 +74,7 @@ class MaskingForeignNode(ForeignNode):
 
     def seal(self, topic: str, message: dict[str, Any]) -> bytes:
         if message["type"] == "Hello":
-            message = message | {"masks": True}
+            message = message | {"masks": True, "revision": 2}
         if message["type"] != "MaskingAnswer":
             return super().seal(topic, message)
         text = zstandard.compress(json.dumps(message).encode())
@@ -96,8 +96,8 @@ class MaskingForeignNode(ForeignNode):
         self.members[name].verify(bytes.fromhex(signature), signed)
 
     @property
-    def scope(self) -> tuple[str, str, str]:
-        return "default", self.spec["run"], str(self.masked_round)
+    def scope(self) -> tuple[str, str, str, str]:
+        return "default", self.spec["run"], str(self.masked_round), digest(self.spec)
 
     # What it is told
 
@@ -301,3 +301,69 @@ def expand(secret: bytes, purpose: str) -> bytes:
 def extract(secret: bytes, *parts: str) -> bytes:
     info = "\0".join(("edge-node/v1", *parts)).encode()
     return HKDF(SHA256(), 32, None, info).derive(secret)
+
+
+# what the page's tables of fields have as defaults
+DEFAULTS: dict[str, Any] = {
+    "threads": 1,
+    "sample": 0,
+    "deadline": 0.0,
+    "aggregation": {},
+    "relays": {},
+    "aliases": {},
+    "head": "trained",
+    "statistics": {},
+    "statistics_first": False,
+    "first_totals": False,
+    "codec": "none",
+    "encryption": "none",
+    "mask_threshold": 0,
+    "mask_neighbours": 0,
+    "privacy": None,
+    "revision": 0,
+    "chooses": False,
+}
+DEFAULTS_WITHIN: dict[str, dict[str, Any]] = {
+    "preprocessing": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
+    "training": {
+        "learning_rate": 0.001,
+        "local_epochs": 3,
+        "batch_size": 32,
+        "augment": True,
+        "batch_norm": "train",
+        "moments": "keep",
+        "optimizer": "adam",
+    },
+    "aggregation": {"rule": "mean", "liars": 0},
+}
+
+
+def digest(spec: dict[str, Any]) -> str:
+    """The digest of a spec, which the scope of masks ends with."""
+    fields = {name: value for name, value in spec.items() if name != "type"}
+    for name, defaults in DEFAULTS_WITHIN.items():
+        fields[name] = without_defaults(fields[name], defaults)
+    fields["tensors"] = {
+        name: without_defaults(each, {"dtype": "float32"})
+        for name, each in fields["tensors"].items()
+    }
+    text = json.dumps(
+        numbers(without_defaults(fields, DEFAULTS)), sort_keys=True, separators=(",", ":")
+    )
+    return hashlib.sha256(f"Spec\n{text}".encode()).hexdigest()
+
+
+def without_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in defaults or value != defaults[name]
+    }
+
+
+def numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: numbers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [numbers(each) for each in value]
+    return struct.pack(">d", value).hex() if isinstance(value, float) else value

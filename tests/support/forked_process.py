@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,15 @@ CONTEXT.set_forkserver_preload(
 )
 
 
+def as_it_is() -> None:
+    """Change nothing in a new process."""
+
+
 class Forked:
     """A running `edge-node ARGUMENTS`, with what tests ask of a `subprocess.Popen`;
     its output goes to `log`.
+
+    It calls `prepare`, a function of a module, before it does anything else.
     """
 
     def __init__(
@@ -30,10 +36,12 @@ class Forked:
         log: Path,
         environment: Mapping[str, str],
         cwd: Path | None = None,
+        prepare: Callable[[], None] = as_it_is,
     ):
         log.write_bytes(b"")
         self._process: Any = CONTEXT.Process(
-            target=_live, args=(arguments, log, {**os.environ, **environment}, cwd or Path.cwd())
+            target=_live,
+            args=(arguments, log, {**os.environ, **environment}, cwd or Path.cwd(), prepare),
         )
         self._process.start()
         self.pid: int = self._process.pid
@@ -65,7 +73,13 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _live(arguments: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path) -> None:
+def _live(
+    arguments: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    cwd: Path,
+    prepare: Callable[[], None],
+) -> None:
     """Be the process, in the starter's environment and folder of now:
     the fork server has those of its own start.
     """
@@ -76,4 +90,5 @@ def _live(arguments: Sequence[str], log: Path, environment: Mapping[str, str], c
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.argv = ["edge-node", *arguments]
+    prepare()
     main.main()

@@ -25,7 +25,7 @@ from trainer.federation.server.masking_rounds import Facts, Masking
 from trainer.federation.server.unmasking import masks_in_sum
 from trainer.models.named_tensors import Arrays
 
-SCOPE = Scope("steel", RUN, 1)
+SCOPE = Scope("steel", RUN, 1, "e" * 64)
 
 
 def make_members(
@@ -44,6 +44,7 @@ def make_members(
             SCOPE.federation,
             RUN,
             name,
+            SCOPE.spec,
             len(names),
             threshold,
             neighbours,

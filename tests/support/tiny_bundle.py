@@ -66,11 +66,13 @@ def tiny_bundle(
     trained: Mapping[str, int] = MappingProxyType({}),
     trained_on: tuple[str, ...] = (),
     provenance: bundle_format.Provenance | None = None,
+    graph: bytes | None = None,
 ) -> bundle_format.Bundle:
     """Write and read back a bundle whose golden probabilities are computed in numpy,
     without onnxruntime.
 
-    `extras` gives it opinions, features and maps; `size` is then a multiple of CELLS.
+    `extras` gives it opinions, features and maps; `size` is then a multiple of CELLS. `graph` takes
+    the place of `tiny_onnx`.
     """
     description = bundle_format.Description(
         federation=federation,
@@ -91,7 +93,13 @@ def tiny_bundle(
     golden = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     probabilities = tuple(tiny_probabilities(golden[None])[0])
     bundle_format.write_bundle(
-        folder, description, tiny_onnx(size, extras), golden, probabilities, signing, reference
+        folder,
+        description,
+        tiny_onnx(size, extras) if graph is None else graph,
+        golden,
+        probabilities,
+        signing,
+        reference,
     )
     return bundle_format.read_bundle(folder)
 
@@ -143,6 +151,62 @@ def tiny_onnx(size: int, extras: bool = False) -> bytes:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def looping_onnx(size: int, brighter: float) -> bytes:
+    """As `tiny_onnx`, but it computes for ever once a mean color is `brighter` than this."""
+    boolean, real = TensorProto.BOOL, TensorProto.FLOAT
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["goes_on"]),
+            helper.make_node("Mul", ["before", "one"], ["after"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", boolean, []),
+            helper.make_tensor_value_info("before", real, None),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", boolean, []),
+            helper.make_tensor_value_info("after", real, None),
+        ],
+        [numpy_helper.from_array(np.float32(1), "one")],
+    )
+    return _changed_onnx(
+        size,
+        [
+            helper.make_node("ReduceMax", ["mean"], ["most"], keepdims=0),
+            helper.make_node("Greater", ["most", "brighter"], ["loops"]),
+            helper.make_node("Loop", ["", "loops", "logits"], ["changed"], body=body),
+        ],
+        [numpy_helper.from_array(np.float32(brighter), "brighter")],
+    )
+
+
+def greedy_onnx(size: int, numbers: int) -> bytes:
+    """As `tiny_onnx`, but it takes memory for so many float32 numbers."""
+    return _changed_onnx(
+        size,
+        [
+            helper.make_node("ReduceMin", ["mean"], ["least"], keepdims=0),
+            helper.make_node("Expand", ["least", "numbers"], ["large"]),
+            helper.make_node("ReduceMin", ["large"], ["same"], keepdims=0),
+            helper.make_node("Sub", ["same", "least"], ["zero"]),
+            helper.make_node("Add", ["logits", "zero"], ["changed"]),
+        ],
+        [numpy_helper.from_array(np.array([numbers]), "numbers")],
+    )
+
+
+def _changed_onnx(size: int, nodes: list[onnx.NodeProto], values: list[onnx.TensorProto]) -> bytes:
+    """The graph with nodes that make `changed` of its `logits`."""
+    model = onnx.load_from_string(tiny_onnx(size))
+    softmax = model.graph.node.pop()
+    softmax.input[0] = "changed"
+    model.graph.node.extend([*nodes, softmax])
+    model.graph.initializer.extend(values)
     return bytes(model.SerializeToString())
 
 

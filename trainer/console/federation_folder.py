@@ -2,16 +2,17 @@
 and what else its log of events has.
 """
 
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Spec
 from edge.terminal.formatting import natural_key
 from trainer.console.logged_events import LoggedEvents
 from trainer.console.run_history import Description, Measure, RunHistory
 from trainer.federation.server import journal
-from trainer.federation.server.operator_actions import ActionReader
+from trainer.federation.server.operator_actions import Action, ActionReader
 from trainer.federation.server.spec import flat_settings
 from trainer.methods import make
 
@@ -85,7 +86,9 @@ class FederationFolder:
     def _read_actions(self) -> bool:
         """What its operator wants of the newest run."""
         id_, run = next(reversed(self.runs.items()), ("", None))
-        actions = self._actions.setdefault(id_, ActionReader(self.folder, id_)).read()
+        actions: list[Action] = []
+        with suppress(EdgeNodeError):  # who acts is told; the page shows what it knows
+            actions = self._actions.setdefault(id_, ActionReader(self.folder, id_)).read()
         for action in actions:
             if run and action.what in ("pause", "resume"):
                 run.held = action.what == "pause"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -88,8 +89,8 @@ def run(
         with start_broker(out / "broker") as broker:
             report(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
             report(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
-            finished, model_bytes = _federate(
-                processes, broker.url, request, spec, shares, out, report
+            federated = _federate(
+                processes, broker.url, request, spec, shares, out, report, started
             )
         report(progress.Step(what=f"exporting {nodes} models to ONNX"))
         exporter = processes.start(
@@ -109,7 +110,11 @@ def run(
             spec.classes,
             spec.preprocessing.size,
         )
-        rows = [_node(share, everyone, out, spec) for share in shares]
+        rows = []
+        for share in shares:
+            row = _node(share, everyone, out, spec)
+            first = federated.first.get(share.node)
+            rows.append(msgspec.structs.replace(row, first=first))
         report(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
         served = _serve(processes, shares[0], out)
     result = summary.RunReport.from_spec(
@@ -117,22 +122,26 @@ def run(
         rows,
         weights=request.weights,
         data=str(folder),
-        bytes_up=finished.bytes_up,
-        bytes_down=finished.bytes_down,
-        model_bytes=model_bytes,
+        bytes_up=federated.finished.bytes_up,
+        bytes_down=federated.finished.bytes_down,
+        model_bytes=federated.contribution,
         serving=served,
         seconds=time.monotonic() - started,
     )
     (out / "report.json").write_bytes(result.encode())
-    right = f"{100 * served.accuracy:.1f} % correct, {served.milliseconds_p50:.1f} ms each"
-    report(
-        progress.Note(text=f"{served.images} held-out images of {served.node} over HTTP: {right}")
-    )
     report_page.write(out, out / "report.html", report)
     return result
 
 
 # The federation
+
+
+class _Federated(NamedTuple):
+    """What the demo has seen of the federation."""
+
+    finished: progress.FederationFinished
+    contribution: int  # bytes of the largest one
+    first: dict[str, summary.FirstModel]  # by node
 
 
 def _federate(
@@ -143,9 +152,9 @@ def _federate(
     shares: Sequence[Share],
     out: Path,
     report: progress.Report,
-) -> tuple[progress.FederationFinished, int]:
-    """Run coordinator and trainers until every node has its model;
-    also returns the bytes of the largest contribution.
+    started: float,
+) -> _Federated:
+    """Run coordinator and trainers until every node has its model.
 
     Reports the coordinator's events, except for activities and broadcasts, which the nodes report
     more precisely.
@@ -188,10 +197,19 @@ def _federate(
     ]
     finished = None
     contribution = 0
+    first: dict[str, summary.FirstModel] = {}
     for process, event in processes.read_events(coordinator, *trainers):
         from_node = process is not coordinator
         if from_node == isinstance(event, progress.Activity | progress.Received):
             report(event)
+        if isinstance(event, progress.ModelReady):
+            seconds = time.monotonic() - started
+            first[event.node] = summary.FirstModel(
+                seconds=seconds, accuracy=event.accuracy, low=event.low, high=event.high
+            )
+            if len(first) == len(shares):
+                text = f"each plant has a model {seconds:.0f} s after the start; training goes on"
+                report(progress.Note(text=text))
         if from_node:
             continue
         if isinstance(event, progress.Contribution):
@@ -200,7 +218,7 @@ def _federate(
             finished = event
     if finished is None:
         raise EdgeNodeError("the federation did not finish", f"see the logs in {out / 'logs'}")
-    return finished, contribution
+    return _Federated(finished, contribution, first)
 
 
 def _flags(request: Request) -> list[str]:

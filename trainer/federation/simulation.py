@@ -4,7 +4,7 @@ sums and random numbers as behind the broker, without it.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries, read_keys
 from trainer.federation.masking.grid import contribution_words
+from trainer.federation.server.choosing_runs import wanted_sizes
 from trainer.federation.server.masked_sums import check_holders
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
@@ -33,13 +34,13 @@ from trainer.federation.update_codec import (
     is_coded,
 )
 from trainer.methods import make
-from trainer.methods.base import MODEL, WHOLE, Method, Metrics
-from trainer.models.catalogue import CANDIDATES, DEFAULT_SIZE
+from trainer.methods.base import WHOLE, Method, Metrics
+from trainer.models.catalogue import CANDIDATES
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
 from trainer.privacy.plan import describe as describe_privacy
 from trainer.report import summary
-from trainer.statistics.encoder_choice import AUTO
+from trainer.statistics.encoder_choice import AUTO, Cost, choose, describe
 from trainer.training import batched_engine, personal_model
 from trainer.training.alone import TrainedAlone, trains_alone
 from trainer.training.conclusion import conclude
@@ -347,32 +348,36 @@ def simulate_folder(
     report(progress.Step(what=f"reading the images in {named}"))
     sources = class_folders.scan_sources(folders, aliases)
     whole = class_folders.merge(sources)
+    requests = _resolve_weights(request)
     drafts = [
         draft(each, federation="simulation", classes=whole.classes, nodes=scheme.nodes)
-        for each in _resolve_weights(request)
+        for each in requests
     ]
-    spec, broadcast = drafts[0]
     entries = whole.entries
     report(progress.Step(what=f"looking for look-alikes among {len(entries)} images"))
     keys = read_keys(group, entries) if group else {}
     groups = group_entries(entries, keys)
     shares = scheme.shares(*sources, groups=groups)
-    images = {}
-    for share in shares:
-        images[share.node] = class_folders.load_both(
-            share.train, share.test, spec.classes, spec.preprocessing.size
-        )
+    images: dict[int, dict[str, Images]] = {}
+    for size in sorted({spec.preprocessing.size for spec, _ in drafts}):
+        images[size] = {}
+        for share in shares:
+            loaded = class_folders.load_both(share.train, share.test, whole.classes, size)
+            images[size][share.node] = loaded
     started = time.monotonic()
+    number = 0
     if len(drafts) > 1:
-        spec, broadcast = _choose_encoder(drafts, images, report)
+        number = _choose_encoder(requests, drafts, images, report)
+    spec, broadcast = drafts[number]
     if spec.privacy:
         report(progress.Note(text=describe_privacy(spec)))
-    outcome = simulate(spec, broadcast, images, report, engine, compare=True)
-    weights = choose_weights(spec.model) if request.weights == AUTO else request.weights
+    outcome = simulate(
+        spec, broadcast, images[spec.preprocessing.size], report, engine, compare=True
+    )
     result = summary.RunReport.from_spec(
         spec,
         [summary.NodeReport.from_metadata(outcome.models[share.node].metadata) for share in shares],
-        weights=weights,
+        weights=requests[number].weights,
         data=named,
         seconds=time.monotonic() - started,
         engine=engine.kind,
@@ -386,20 +391,22 @@ def simulate_folder(
 
 
 def _resolve_weights(request: Request) -> list[Request]:
-    """The request, or one for each encoder among which the images are to choose."""
+    """The request, or one for each encoder and size among which the images are to choose."""
     if request.weights != AUTO:
         return [request]
-    size = request.size or DEFAULT_SIZE[MODEL]
     return [
         request._replace(model=model, weights=choose_weights(model), size=size)
-        for model in CANDIDATES
+        for size, model in product(wanted_sizes(request.size), CANDIDATES)
     ]
 
 
 def _choose_encoder(
-    drafts: Sequence[tuple[Spec, Arrays]], images: Mapping[str, Images], report: progress.Report
-) -> tuple[Spec, Arrays]:
-    """The draft whose first encoder costs the nodes least on their training images,
+    requests: Sequence[Request],
+    drafts: Sequence[tuple[Spec, Arrays]],
+    images: Mapping[int, Mapping[str, Images]],
+    report: progress.Report,
+) -> int:
+    """The number of the draft whose first encoder costs the nodes least on their training images,
     each left out in turn.
     """
     report(
@@ -407,13 +414,13 @@ def _choose_encoder(
             what=f"comparing {len(drafts)} encoders on the training images, each left out in turn"
         )
     )
-    shares = {name: each.train for name, each in images.items()}
-    costs = [compute_loss(spec, broadcast, shares) for spec, broadcast in drafts]
-    count = sum(len(each.labels) for each in shares.values())
-    told = ", ".join(
-        f"{spec.model} {cost / count:.3f}" for (spec, _), cost in zip(drafts, costs, strict=True)
-    )
-    report(
-        progress.Note(text=f"cross-entropy of an image that is left out (less is better): {told}")
-    )
-    return drafts[int(np.argmin(costs))]
+    costs: list[Cost] = []
+    for request, (spec, broadcast) in zip(requests, drafts, strict=True):
+        of_size = images[request.size]
+        shares = {name: each.train for name, each in of_size.items()}
+        loss = compute_loss(spec, broadcast, shares)
+        costs.append(Cost(request.model, request.weights, request.size, loss))
+    chosen = choose(costs)
+    for line in describe(costs, chosen):
+        report(progress.Note(text=line))
+    return costs.index(chosen)

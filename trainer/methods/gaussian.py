@@ -19,7 +19,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # message a 25th as long.
     dimensions: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
     # Other models, separated by commas, whose features are summed as well: `edge-node preview`
-    # compares the encoders.
+    # and runs that choose an encoder compare them.
     others: str = ""
 
 

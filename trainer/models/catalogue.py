@@ -37,6 +37,19 @@ SHIPPED = {name: each.shipped for name, each in ENCODERS.items() if each.shipped
 CANDIDATES = ("efficientnet_lite0_mid", "mobilenet_v2_mid")
 """The backbones that `--weights auto` chooses among."""
 
+CANDIDATE_SIZES = (128, 224)
+"""Pixels of the images with which it compares them, unless a federation names a size."""
+
+MILLISECONDS = {
+    ("efficientnet_lite0_mid", 128): 3.6,
+    ("efficientnet_lite0_mid", 224): 9.7,
+    ("mobilenet_v2_mid", 128): 2.1,
+    ("mobilenet_v2_mid", 224): 5.4,
+}
+"""Time for an image by backbone and pixels: fp32 in onnxruntime, one thread, as
+`python -m benchmarks.backbones efficientnet_lite0_mid mobilenet_v2_mid` measured it.
+"""
+
 
 def find_shipped(model: str, weights: str) -> tuple[Path, ...]:
     """Return the files of these weights; none if they do not come with edge-node-weights.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf, sqrt
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from broker_config.protocol.errors import EdgeNodeError
 from trainer.privacy.accountant import spent_epsilon
@@ -20,6 +21,7 @@ class Release(Struct, frozen=True, kw_only=True):
     # nothing new
     basis: str
     squared: float  # distance
+    digest: str = ""  # of the bytes that left; "" before they are known, and in version 0.1
 
 
 class Account:
@@ -60,6 +62,29 @@ class Account:
         releases = [*self._releases, Release(run=run, round=round_, basis=basis, squared=squared)]
         self._keep(releases)
         self._releases = releases
+
+    def confirm(self, run: str, round_: int, basis: str, digest: str) -> None:
+        """Write down the bytes of a release before they leave.
+
+        Raises:
+            EdgeNodeError: others have left, or may have: both would tell more than one.
+        """
+        releases = []
+        for each in self._releases:
+            is_meant = (each.run, each.round, each.basis) == (run, round_, basis)
+            if is_meant and each.digest not in ("", digest):
+                raise EdgeNodeError(
+                    f"what left this plant in round {round_} cannot be made again as it was",
+                    "join again once that round is closed: ask the coordinator's operator to "
+                    "close it without this node",
+                )
+            if is_meant:
+                releases.append(replace(each, digest=digest))
+            else:
+                releases.append(each)
+        if releases != self._releases:
+            self._keep(releases)
+            self._releases = releases
 
     def _epsilon_with(self, squared: float) -> float:
         return spent_epsilon(sqrt(sum(each.squared for each in self._releases) + squared))

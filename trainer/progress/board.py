@@ -143,6 +143,7 @@ class Board:
             case Gathering():
                 self._remaining = RemainingTime(event.rounds, self._clock)
                 self._started = self._clock()
+                self._finished = ""  # an earlier run
                 self._waiting = f"waiting for {pluralize(event.nodes, event.what)}"
                 return [*self._end_step(), format_event(event)]
             case FederationFinished():

@@ -164,6 +164,17 @@ class Learning(Event, frozen=True, kw_only=True):
     validation: Validation | None = None  # of the newest products, likewise
 
 
+class ModelReady(Event, frozen=True, kw_only=True):
+    """A node has the model of the federation's first sums; training goes on."""
+
+    node: str
+    folder: str
+    # on images that it has not seen, each 0 to 1; None where none can judge
+    accuracy: float | None = None
+    low: float | None = None  # 95 % interval
+    high: float | None = None
+
+
 class FederationFinished(Event, frozen=True, kw_only=True):
     """The last round is closed and every node has its model. A node reports its own bytes."""
 
@@ -219,6 +230,7 @@ AnyEvent = (
     | Measured
     | RoundClosed
     | Learning
+    | ModelReady
     | FederationFinished
     | Exported
     | CellFinished
@@ -308,6 +320,11 @@ def _format_progress(event: AnyEvent) -> str:
             judged = f"; {format_validation(event.validation)}" if event.validation else ""
             return f"round {event.round}{of}: {', '.join([*loss, *rate])}{judged}".removesuffix(
                 ": "
+            )
+        case ModelReady():
+            return (
+                f"a model is ready in {event.folder}, and can be exported and served; training "
+                "goes on"
             )
         case FederationFinished():
             up = event.bytes_up

@@ -28,7 +28,7 @@ from trainer.report import charts
 from trainer.report.model_examination import Examination, examine
 from trainer.report.page_template import page_environment
 from trainer.report.run_files import Node, Run, load_run
-from trainer.report.summary import describe_joining
+from trainer.report.summary import describe_joining, list_gains
 from trainer.statistics.learning_curve import LearningCurve
 from trainer.training.enough_images import trace_model
 from trainer.training.personal_model import HeldOutPrediction, format_spent
@@ -118,7 +118,7 @@ def render(
         charts=_charts(run),
         compared=compared,
         gain=100
-        * sum(node.comparison.chosen.gain for node in compared if node.comparison)
+        * sum(list_gains([node.comparison for node in compared if node.comparison]))
         / max(1, len(compared)),
         joining=describe_joining(run.report.nodes),
         intervals=[_interval_bar(number, node) for number, node in enumerate(run.nodes)],

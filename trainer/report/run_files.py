@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from broker_config.protocol.errors import UsageError
+from broker_config.storage import disk
 from trainer.federation.server import journal
 from trainer.progress import timeline
 from trainer.progress.timeline import Span
@@ -70,8 +71,8 @@ def load_run(folder: Path) -> Run:
 def _load_demo(folder: Path) -> Run:
     path = folder / "report.json"
     try:
-        report = msgspec.json.decode(path.read_bytes(), type=RunReport)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        report = msgspec.json.decode(disk.read_regular(path), type=RunReport)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is damaged ({error})", "run the demo or the simulation again"
         ) from error

@@ -17,6 +17,16 @@ from edge.terminal.formatting import pluralize
 from trainer.training.personal_model import ModelMetadata
 
 
+class FirstModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that a node had of the federation's first sums, before anybody trained."""
+
+    seconds: float  # since the processes were started
+    # as a line judges, on images that it has not seen; None where none can judge
+    accuracy: float | None
+    low: float | None  # 95 % interval
+    high: float | None
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one node's deployed model. Accuracies are from 0 to 1, on held-out images."""
 
@@ -32,6 +42,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     accuracy_others: float | None = None  # likewise, on images of classes that it has none of
     onnx_accuracy: float | None = None  # the exported bundle, as `accuracy`
     comparison: Comparison | None = None  # with training alone
+    first: FirstModel | None = None  # where a demo has watched it being made
     history: list[dict[str, float]] = []
 
     @staticmethod
@@ -206,7 +217,7 @@ def describe_joining(nodes: Sequence[NodeReport]) -> str:
     compared = [node.comparison for node in nodes if node.comparison]
     if not compared:
         return ""
-    gains = [each.chosen.gain for each in compared]
+    gains = list_gains(compared)
     signs = []
     for sign in (1, -1):
         signs.append(sum(sign * gain > 0 for gain in gains))
@@ -226,6 +237,11 @@ def describe_joining(nodes: Sequence[NodeReport]) -> str:
         f"{len(compared)} better, {worse} worse (deployed: {deployed}){learnt}"
         f"{_describe_training(compared)}"
     )
+
+
+def list_gains(compared: Sequence[Comparison]) -> list[float]:
+    """Return what joining was worth to each node: the difference of the accuracies shown."""
+    return [each.chosen.accuracy - each.alone.accuracy for each in compared]
 
 
 def _describe_training(compared: Sequence[Comparison]) -> str:

@@ -1,19 +1,16 @@
-"""Choice of the encoder that suits all plants best,
+"""Choice of the encoder and the input size that suit all plants best,
 by what leaving out their images one by one costs.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
 
-from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
-from trainer.methods import PREVIEW
-from trainer.models.catalogue import FEATURES
-from trainer.models.initial_weights import choose_weights
+from trainer.models.catalogue import MILLISECONDS
 from trainer.progress import AnyEvent, Gathering, Measured, Note, Report
 from trainer.statistics.sums import MAX_IMAGES
 
@@ -23,6 +20,36 @@ FILE = "encoders.json"
 # metrics that nodes tell the coordinator
 _LOSS = "leave-one-out loss "
 _IMAGES = "images left out"
+
+
+class Cost(NamedTuple):
+    """What one encoder costs on images of one size."""
+
+    model: str
+    weights: str  # what the encoder begins with
+    size: int  # pixels
+    loss: float  # cross-entropy of an image that is left out
+
+
+def choose(costs: Sequence[Cost]) -> Cost:
+    """Return what costs least; of equals the first."""
+    return min(costs, key=lambda each: each.loss)
+
+
+def describe(costs: Sequence[Cost], chosen: Cost) -> list[str]:
+    """Return a line for each of the `costs`: the loss, the time an image takes,
+    and which was chosen.
+    """
+    lines: list[str] = []
+    for each in costs:
+        known = MILLISECONDS.get((each.model, each.size))
+        time = f", about {known:g} ms an image" if known else ""
+        mark = " <- chosen" if each == chosen else ""
+        lines.append(
+            f"{each.model} at {each.size} px: cross-entropy {each.loss:.3f} an image left out"
+            f"{time}{mark}"
+        )
+    return lines
 
 
 def to_metrics(losses: Mapping[str, float], images: int) -> dict[str, float]:
@@ -35,43 +62,72 @@ def to_metrics(losses: Mapping[str, float], images: int) -> dict[str, float]:
 class NodeLosses(msgspec.Struct, frozen=True, kw_only=True):
     """What one node has told."""
 
-    images: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGES)]
+    images: Annotated[int, msgspec.Meta(ge=0, le=MAX_IMAGES)]
     # of all images together, by model
     losses: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e6)]]
 
 
-class EncoderLosses(msgspec.Struct, kw_only=True):
-    """What the nodes of a run have told, in a file of the coordinator's state folder."""
+class RunLosses(msgspec.Struct, kw_only=True):
+    """What the nodes of one choosing run have told."""
 
     run: str
-    weights: dict[str, str]  # what the federation's own encoder began with, by its model
-    size: int = 0  # pixels of the images that were compared; 0 from earlier versions
+    size: int  # pixels of the images that were compared
+    weights: dict[str, str]  # what each encoder begins with, by its model
     nodes: dict[str, NodeLosses] = {}
+    ended: bool = False  # nobody tells more
 
-    def costs(self) -> dict[str, float]:
-        """What each model's encoder costs an image, the best first;
-        of models that all nodes have told of.
+
+class EncoderLosses(msgspec.Struct, kw_only=True):
+    """What nodes have told in the choosing runs since a choice began,
+    in a file of the coordinator's state folder.
+    """
+
+    runs: list[RunLosses] = []
+
+    def find(self, run: str) -> RunLosses | None:
+        """Return what was told in this run; None if nothing is known of it."""
+        return next((each for each in self.runs if each.run == run), None)
+
+    def left(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes of which no run has ended."""
+        ended = {each.size for each in self.runs if each.ended}
+        return [size for size in sizes if size not in ended]
+
+    def costs(self, sizes: Collection[int]) -> list[Cost]:
+        """Return what each encoder costs on images of these sizes,
+        over the nodes that have told of all.
+
+        Empty if no node had an image to leave out.
         """
-        images = sum(told.images for told in self.nodes.values())
-        models = (
-            set.intersection(*(set(told.losses) for told in self.nodes.values()))
-            if self.nodes
-            else set[str]()
-        )
-        sums = {}
-        for model in models:
-            sums[model] = sum(told.losses[model] for told in self.nodes.values()) / images
-        return dict(sorted(sums.items(), key=lambda each: (each[1], each[0])))
+        compared = [each for each in self.runs if each.ended and each.size in sizes]
+        if not compared:
+            return []
+        nodes = sorted(set.intersection(*(set(each.nodes) for each in compared)))
+        costs: list[Cost] = []
+        for each in compared:
+            told = [each.nodes[node] for node in nodes]
+            images = sum(node.images for node in told)
+            if not images:
+                return []
+            for model, weights in each.weights.items():
+                loss = sum(node.losses[model] for node in told) / images
+                costs.append(Cost(model, weights, each.size, loss))
+        return costs
 
     @staticmethod
-    def load(folder: Path) -> "EncoderLosses | None":
-        """What was written down in a coordinator's state folder; None if there is nothing,
+    def load(folder: Path) -> "EncoderLosses":
+        """Read what was written down in a coordinator's state folder; empty if there is nothing,
         or it is damaged.
         """
         try:
-            return msgspec.json.decode((folder / FILE).read_bytes(), type=EncoderLosses)
+            return msgspec.json.decode(disk.read_regular(folder / FILE), type=EncoderLosses)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
+            return EncoderLosses()
+
+    def save(self, folder: Path) -> None:
+        """Write it down; it is on disk when this returns."""
+        with disk.writing(folder):
+            disk.replace_bytes(folder / FILE, msgspec.json.format(msgspec.json.encode(self)))
 
 
 def read_metrics(metrics: Mapping[str, float], models: Collection[str], classes: int) -> NodeLosses:
@@ -83,7 +139,7 @@ def read_metrics(metrics: Mapping[str, float], models: Collection[str], classes:
     """
     given = {name.removeprefix(_LOSS): loss for name, loss in metrics.items() if name != _IMAGES}
     images = metrics[_IMAGES]
-    if not (1 <= images <= MAX_IMAGES and images == int(images)):
+    if not (0 <= images <= MAX_IMAGES and images == int(images)):
         raise ValueError(f"it cannot have left out {images:g} images")
     if given.keys() != set(models) or not all(loss >= 0 for loss in given.values()):
         raise ValueError("it must tell of each encoder once, and a cross-entropy is not negative")
@@ -94,71 +150,51 @@ def read_metrics(metrics: Mapping[str, float], models: Collection[str], classes:
 
 
 def write_down(
-    report: Report,
-    folder: Path,
-    weights: Mapping[str, str],
-    models: Collection[str],
-    classes: int,
-    size: int,
+    report: Report, folder: Path, weights: Mapping[str, str], classes: int, size: int
 ) -> Report:
-    """`report`, which also writes down in `folder` what the nodes of a run tell of encoders.
+    """`report`, which also writes down in `folder` what the nodes of a choosing run tell.
+
+    What a node tells is on disk when `report` returns.
 
     Args:
         report: told everything.
         folder: the coordinator's state folder.
-        weights: what the federation's own encoder began with, by its model.
-        models: of all encoders whose features nodes sum.
+        weights: what each encoder that is compared begins with, by its model.
         classes: of the federation, how many.
         size: pixels of the images.
     """
-    told = EncoderLosses(run="", weights=dict(weights), size=size)
+    told = RunLosses(run="", size=size, weights=dict(weights))
 
     def observe(event: AnyEvent) -> None:
         nonlocal told
-        if len(models) < 2:
-            pass  # nothing to compare: what an earlier run has told stands
-        elif isinstance(event, Gathering):
-            earlier = EncoderLosses.load(folder)
-            told = (
-                earlier
-                if earlier and earlier.run == event.run
-                else EncoderLosses(run=event.run, weights=told.weights, size=size)
-            )
+        if isinstance(event, Gathering):
+            earlier = EncoderLosses.load(folder).find(event.run)
+            told = earlier or RunLosses(run=event.run, size=size, weights=dict(weights))
+            _replace(folder, told)
         elif isinstance(event, Measured) and _IMAGES in event.metrics:
             try:
-                told.nodes[event.node] = read_metrics(event.metrics, models, classes)
+                told.nodes[event.node] = read_metrics(event.metrics, weights, classes)
             except ValueError as error:
                 report(Note(text=f"what {event.node} says of encoders does not count: {error}"))
                 return
-            disk.replace_bytes(folder / FILE, msgspec.json.format(msgspec.json.encode(told)))
+            _replace(folder, told)
+            # not the event: these are no metrics of a round
+            report(Note(text=f"{event.node} has compared the encoders"))
+            return
         report(event)
 
     return observe
 
 
-class Choice(NamedTuple):
-    """What suits the plants of an earlier preview best."""
+def end(folder: Path, run: str) -> None:
+    """Write down that nobody tells more in a choosing run."""
+    told = EncoderLosses.load(folder).find(run)
+    if told is not None:
+        told.ended = True
+        _replace(folder, told)
 
-    model: str
-    weights: str
-    size: int  # pixels of the images that were compared; 0 if an earlier version compared them
 
-
-def choose(folder: Path) -> Choice:
-    """Return the encoder that costs the plants of an earlier preview least.
-
-    Raises:
-        UsageError: there was no preview with this state folder.
-    """
-    told = EncoderLosses.load(folder)
-    costs_or_empty = told.costs() if told else {}
-    costs = [model for model in costs_or_empty if model in FEATURES]
-    if told is None or not costs:
-        raise UsageError(
-            f"no plant has said in {folder} which encoder suits it",
-            f"run edge-node coordinate --method {PREVIEW} --option others=mobilenet_v2_mid "
-            "with this --state first, and edge-node preview at each plant; then --new --weights "
-            "auto here",
-        )
-    weights = told.weights.get(costs[0]) or choose_weights(costs[0])
-    return Choice(costs[0], weights, told.size)
+def _replace(folder: Path, told: RunLosses) -> None:
+    known = EncoderLosses.load(folder)
+    others = [each for each in known.runs if each.run != told.run]
+    EncoderLosses(runs=[*others, told]).save(folder)

@@ -4,7 +4,6 @@ The same code runs behind the broker and in simulation. `node_statistics` knows 
 `conclusion` judges what the last round has led to.
 """
 
-import hashlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round
+from broker_config.security.one_time import bind, digest_spec
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.methods import make
 from trainer.methods.base import EPSILON, Metrics, Phase
@@ -87,6 +87,7 @@ class Participant:
     ):
         self._evaluate_every = evaluate_every
         self._account = account or Account()
+        self._basis = ""  # of the newest release
         self.spec = spec
         self.node = node
         self.images = images
@@ -173,18 +174,29 @@ class Participant:
         """
         if self.spec.privacy is None:
             return ""
-        train = self.images.train
-        digest = hashlib.blake2b(
-            msgspec.json.encode([self.spec.run, round_, train.digests, train.labels.tolist()])
-        )
-        for part in begins:
-            for name, value in sorted(part.items()):
-                digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-        basis = digest.hexdigest()
+        self._basis = basis = self._bind("release", round_, *begins)
         self._account.spend(
             self.spec.run, round_, basis, squared_distance(self.spec, self.method, round_)
         )
         return basis
+
+    def _bind(self, what: str, round_: int, *begins: Tensors) -> str:
+        """Return the digest of all that determines what leaves the node in a round."""
+        train = self.images.train
+        taught = msgspec.json.encode([train.digests, train.labels.tolist()])
+        parts: list[str | bytes] = [what, digest_spec(self.spec), str(round_), taught]
+        for part in begins:
+            for name, value in sorted(part.items()):
+                parts += [name, value.detach().cpu().contiguous().numpy().tobytes()]
+        return bind(*parts)
+
+    def confirm(self, round_: int, digest: str) -> None:
+        """Put on the account which bytes leave of the contribution to a round, made just now.
+
+        EdgeNodeError if others have left of the same.
+        """
+        if self.spec.privacy is not None:
+            self._account.confirm(self.spec.run, round_, self._basis, digest)
 
     def _spent(self) -> Metrics:
         return {EPSILON.key: self._account.epsilon} if self.spec.privacy else {}
@@ -213,7 +225,9 @@ class Participant:
         weight = self.method.measure(metrics, len(self.data.labels))
         sent = to_arrays(select(self.method.contribute(state.tensors, received), self.spec.sends))
         if (relay := self.method.relay) is not None:
-            secret = (self._secret,) if relay.protection else ()
+            secret: tuple[str, ...] = ()
+            if relay.protection:
+                secret = (self._secret, self._bind("relay", round_, received))
             random = generator(self.spec.seed, self.node, round_, "relay", *secret)
             sent |= relay.make(self.network, received, self.training_set(received), random)
         return Contributed(sent, weight)
@@ -359,5 +373,5 @@ class Participant:
         among the others: if views were known, an image that is replaced would change what is known
         of all.
         """
-        secret = (self._secret,) if self.spec.privacy else ()
+        secret = (self._secret, digest_spec(self.spec)) if self.spec.privacy else ()
         return key_to_seed(self.spec.seed, self.node, round_, phase.name, *secret)

@@ -19,6 +19,7 @@ from torch import Tensor
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import (
     Aggregation,
+    ClassName,
     Digest,
     Head,
     Manifest,
@@ -56,7 +57,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     options: dict[str, Option]
     model: str
-    classes: Annotated[tuple[str, ...], msgspec.Meta(min_length=2)]
+    classes: Annotated[tuple[ClassName, ...], msgspec.Meta(min_length=2)]
     preprocessing: Preprocessing
     training: Training
     rounds: Round
@@ -249,7 +250,7 @@ def load_metadata(folder: Path) -> ModelMetadata:
     model_folder.check(folder)
     with _noticing_damage(folder):
         checksums.verify(folder, METADATA)
-        return msgspec.json.decode((folder / METADATA).read_bytes(), type=ModelMetadata)
+        return msgspec.json.decode(disk.read_regular(folder / METADATA), type=ModelMetadata)
 
 
 @contextlib.contextmanager
@@ -289,9 +290,9 @@ def load_training_images(folder: Path) -> tuple[TrainingImage, ...]:
 def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
     try:
         checksums.verify(folder, name)
-        return msgspec.json.decode((folder / name).read_bytes(), type=kind)
+        return msgspec.json.decode(disk.read_regular(folder / name), type=kind)
     except (
-        FileNotFoundError,
+        OSError,
         checksums.DamagedError,
         msgspec.DecodeError,
         UnicodeDecodeError,

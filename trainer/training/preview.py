@@ -112,13 +112,9 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         return lines
 
     def metrics(self) -> dict[str, float]:
-        """What the coordinator needs to compare encoders: each one's loss,
-        and their images; nothing without any.
-        """
-        images = self.forecasts[0].images
-        return (
-            to_metrics({each.model: each.loss for each in self.forecasts}, images) if images else {}
-        )
+        """What the coordinator needs to compare encoders: each one's loss, and their images."""
+        losses = {each.model: each.loss for each in self.forecasts}
+        return to_metrics(losses, self.forecasts[0].images)
 
 
 def preview(
@@ -223,8 +219,8 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledImages]) -> float:
-    """What leaving out their images one by one costs all nodes together,
-    on the features of a broadcast's encoder.
+    """What leaving out their images one by one costs all nodes together, for each image that is
+    judged, on the features of a broadcast's encoder.
 
     Args:
         spec: of the federation.
@@ -240,8 +236,10 @@ def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledIma
     }
     total = reduce(lambda left, right: left.combine(right, np.add), sums.values())
     loss = 0.0
+    count = 0
     for (node, each), images in zip(views.items(), shares.values(), strict=True):
         logits, _ = leave_one_out(total, sums[node], each, images.labels, images.sets)
         judged = find_judged(total, images.labels, images.sets)
         loss += cross_entropy(logits[judged], images.labels[judged])
-    return loss
+        count += len(judged)
+    return loss / max(1, count)

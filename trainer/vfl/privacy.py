@@ -10,15 +10,20 @@ embeddings of other products. For that, training would have to be private, too.
 """
 
 import hashlib
+import struct
 from collections import Counter
 from math import ceil, inf, sqrt
+from pathlib import Path
 
 import numpy as np
 
+from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.vfl_messages import Privacy, VflSpec
+from broker_config.security.one_time import digest_spec
+from broker_config.storage import checksums, disk
 from trainer.privacy import accountant
 from trainer.privacy.accountant import DELTA
-from trainer.privacy.noise import draw_normal
+from trainer.privacy.noise import derive_key, draw_normal
 from trainer.vfl.channel_noise import Array
 
 
@@ -26,11 +31,12 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
     """Each row of an embedding [N, D] cut to the length `clip`,
     then noise of `multiplier` such lengths (Gaussian).
 
-    A row's noise follows from the sensor's secret and the row itself. So nobody else can draw it
-    and take it off; who asks again, for whichever other rows besides, hears what was said and
-    nothing new; and no two embeddings ever have the same noise, whose difference would show theirs:
-    not even equal ones, which are counted, lest it shows that they are. `copy` tells apart two
-    messages that shall have noise of their own.
+    A row's noise follows from the sensor's secret, the protection and the row itself. So nobody
+    else can draw it and take it off; who asks again, for whichever other rows besides, hears what
+    was said and nothing new; and no two embeddings ever have the same noise, at whatever scale,
+    whose difference would show theirs: not even equal ones, which are counted, lest it shows that
+    they are. `copy` tells apart two messages that shall have noise of their own. The secret must be
+    the run's: see `run_secret`.
     """
     if not privacy.clip:
         return embedding
@@ -39,15 +45,64 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
     length = np.linalg.norm(embedding, axis=1, keepdims=True)
     cut = embedding * np.minimum(1, privacy.clip / np.maximum(length, 1e-12))
     keys = []
+    scale = struct.pack(">dd", privacy.clip, privacy.multiplier)
     equal = Counter[bytes]()
     for row in embedding:
         data = row.tobytes()
         salt = copy.to_bytes(1, "little") + equal[data].to_bytes(8, "little")
-        keys.append(hashlib.blake2b(data, key=secret, salt=salt).digest())
+        keys.append(hashlib.blake2b(data, key=secret, salt=salt, person=scale).digest())
         equal[data] += 1
     return np.asarray(
         cut + privacy.multiplier * privacy.clip * draw_normal(keys, embedding.shape[1]), np.float32
     )
+
+
+def run_secret(secret: bytes, spec: VflSpec) -> bytes:
+    """Return what a sensor draws its noise by in one run, from the secret of its state folder."""
+    return derive_key(secret, b"embeddings", digest_spec(spec).encode())
+
+
+class ProtectionAccount:
+    """What a sensor's runs have told of one product, in a file of its state folder.
+
+    A product's sample has the same embedding at the beginning of two runs, and noise of its own in
+    each: what both tell adds up.
+
+    Raises:
+        EdgeNodeError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path):
+        self._path = folder / "protection.json"
+        try:
+            # squared distance in deviations of the noise, by the digest of a run's spec
+            self._spent = checksums.read_record(self._path, dict[str, float]) or {}
+        except checksums.DamagedError as error:
+            raise EdgeNodeError(
+                f"the account of what this sensor's embeddings have told, {self._path}, is "
+                f"damaged: {error}",
+                "restore it from a copy; without one, remove it, and count what earlier runs have "
+                "spent on top",
+            ) from error
+
+    def spend(self, spec: VflSpec, rounds: int) -> None:
+        """Write down, before a round's embeddings leave, what a product has spent by then."""
+        if not spec.privacy.clip * spec.privacy.multiplier:
+            return
+        squared = 4 * count_releases(spec, rounds) / spec.privacy.multiplier**2
+        run = digest_spec(spec)
+        if squared > self._spent.get(run, 0.0):
+            self._spent[run] = squared
+            with disk.writing(self._path.parent):
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                checksums.write_record(self._path, self._spent)
+
+    def describe(self, spec: VflSpec) -> str:
+        """What a product has spent in all runs; "" where that is this one alone."""
+        if len(self._spent) < 2 or digest_spec(spec) not in self._spent:
+            return ""
+        epsilon = accountant.spent_epsilon(sqrt(sum(self._spent.values())), DELTA)
+        return f"in all of this sensor's {len(self._spent)} runs together, epsilon {epsilon:.3g}"
 
 
 def count_releases(spec: VflSpec, rounds: int) -> int:

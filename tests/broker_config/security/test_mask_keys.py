@@ -11,7 +11,7 @@ from broker_config.security.mask_keys import RoundSecrets, Scope
 from broker_config.security.secret_sharing import Interpolation
 from broker_config.security.signing import ForgedError
 
-SCOPE = Scope("steel", "0123456789abcdef", 3)
+SCOPE = Scope("steel", "0123456789abcdef", 3, "e" * 64)
 NAMES = ("plant-a", "plant-b", "plant-c")
 
 

@@ -17,12 +17,15 @@ import pytest
 from rich.text import Text
 
 from broker_config.protocol.errors import BrokerError, UsageError, explain
+from broker_config.protocol.messages import Spec
 from edge.cli.main import app, command_tree
 from edge.cli.shared_options import RequestOptions, check_model_is_free
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
 from trainer.data.partitions import PARTITIONS
+from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.spec import Request, draft
 from trainer.methods.base import MODEL
 
 COMMANDS = list(command_tree(app).commands)
@@ -411,13 +414,44 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
     [
         (RequestOptions(model="mobilenet_v2"), "leave out one of them"),
         (RequestOptions(method="fedtfi"), "leave out --weights auto"),
+        (RequestOptions(secure_aggregation=True), "edge-node simulate --weights auto"),
+        (RequestOptions(privacy=["epsilon=3"]), "edge-node simulate --weights auto"),
     ],
 )
 def test_weights_auto_chooses_where_there_is_a_choice(wanted: RequestOptions, remedy: str) -> None:
     check_model_is_free(RequestOptions())
     with pytest.raises(UsageError) as refused:
         check_model_is_free(wanted)
-    assert refused.value.remedy == remedy
+    assert remedy in refused.value.remedy
+
+
+def begin_run(state: Path, *, chooses: bool) -> Spec:
+    """Begin a run in a coordinator's state folder."""
+    spec, broadcast = draft(
+        Request("gaussian", model="small", weights="none", size=48),
+        federation="steel",
+        classes=("a", "b"),
+        nodes=2,
+        chooses=chooses,
+    )
+    with Ledger(state) as ledger:
+        ledger.begin_or_continue(spec, broadcast, new=False)
+    return spec
+
+
+def test_a_run_that_goes_on_keeps_its_size_unless_another_is_wanted(tmp_path: Path) -> None:
+    spec = begin_run(tmp_path / "state", chooses=False)
+    assert RequestOptions().resuming(spec).size == 48
+    assert RequestOptions(size=64).resuming(spec).size == 64
+
+
+def test_a_choice_that_has_begun_goes_on_only_if_it_is_wanted(tmp_path: Path) -> None:
+    begin_run(tmp_path / "state", chooses=True)
+    refused = here(
+        "coordinate", NOWHERE, "--nodes", 2, "--classes", "a,b", "--state", tmp_path / "state"
+    )
+    assert refused.returncode == 2
+    assert "--weights auto" in refused.stderr
 
 
 def test_the_model_that_nobody_names_is_the_methods() -> None:

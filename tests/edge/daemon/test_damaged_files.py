@@ -22,6 +22,9 @@ from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.security import trust
 from edge.bundle.bundle_format import CHARTER, MANIFEST, SIGNATURE
+from edge.http.login import Accounts
+from edge.inference.outcomes import current_time, new_id
+from edge.labelling.label_history import LabelHistory, Labelling
 from edge.registry.bundle_store import line_store
 from tests.support.damaged_files import (
     FAULTS,
@@ -54,9 +57,12 @@ KNOWN = (
         for each in (MANIFEST, SIGNATURE, CHARTER, "model.onnx", "golden.png")
     ),
     "line/kept/*",
+    "line/accounts.json",
+    "line/images/labels-line-1.jsonl*",
 )
 COLORS = {"red": RED, "green": GREEN, "blue": BLUE}
 TOLD = ("ends with number", "cannot be read", "is damaged")
+WITHOUT_LABELS = "serves without labels"
 
 
 class Receiver:
@@ -106,11 +112,21 @@ class Line:
             folder / "newer", folder / "older", lambda file: file.split("/")[1]
         )
         self._judge_and_kill(3)
+        Accounts(self.snapshot.newer / "line").set("anna", "correct horse")
+        self._label()
         self.snapshot.copy([], self.snapshot.older)
         store = line_store(self.snapshot.newer / "line", "line-1")
         store.record_activation(store.add(self._bundles[1], "test"), "test", trial=False)
         self._judge_and_kill(6)
+        Accounts(self.snapshot.newer / "line").set("bert", "battery staple")
+        self._label()
         self._put_images(8)
+
+    def _label(self) -> None:
+        history = LabelHistory(self.snapshot.newer / "line/images/labels-line-1.jsonl")
+        history.add(
+            Labelling(id=new_id(), time=current_time(), person="anna", label=None, images=())
+        )
 
     def _put_images(self, count: int) -> None:
         for number in range(count):
@@ -138,6 +154,8 @@ group = "plant"
 path = "{folder / "line/kept"}"
 what = "all"
 images = 2
+[labels]
+path = "{folder / "line/images"}"
 """
         )
         words = ("serve", "--config", settings, "--memory", folder / "line", "--port", "0")
@@ -184,6 +202,7 @@ images = 2
             refusal = re.search(r"^edge-node: (.*)\n  What to do: (.*)$", said, re.MULTILINE)
             assert refusal, said
             raise EdgeNodeError(refusal[1], refusal[2])
+        Accounts(folder / "line").read()  # a verdict needs nobody's login
         verdicts = [each for each in receiver.outcomes if "label" in each]
         assert all(each["label"] in each["image"] for each in verdicts), verdicts
         numbers = {(each["seq"], each["id"]) for each in receiver.outcomes}
@@ -191,7 +210,7 @@ images = 2
         if lost := names - {each["image"] for each in verdicts}:
             assert any(words in said for words in TOLD), (lost, said)
             return LOSS_TOLD
-        return RECOVERED
+        return LOSS_TOLD if WITHOUT_LABELS in said else RECOVERED
 
     def try_all(self, cases: list[Case]) -> None:
         try_all("line", self.snapshot, cases, self.start, self._scratch, most=2)

@@ -5,10 +5,15 @@ can guess or use.
 import ast
 import asyncio
 import http.cookies
+import re
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import argon2
 import httpx
+import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -387,6 +392,62 @@ def test_short_passwords_impossible_names_and_strangers_are_refused(accounts: Ac
         accounts.set("tom/..", "battery staple")
     with pytest.raises(UsageError, match="tom"):
         accounts.remove("tom")
+
+
+def test_who_is_removed_while_another_password_is_set_stays_removed(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hash takes a tenth of a second: here it takes until bob is removed."""
+    accounts.set("bob", "battery staple")
+    is_hashing = threading.Event()
+    is_removed = threading.Event()
+    hash_password = argon2.PasswordHasher.hash
+
+    def hash_slowly(self: argon2.PasswordHasher, password: str) -> str:
+        is_hashing.set()
+        assert is_removed.wait(60)
+        return hash_password(self, password)
+
+    monkeypatch.setattr(argon2.PasswordHasher, "hash", hash_slowly)
+    with ThreadPoolExecutor() as threads:
+        setting = threads.submit(accounts.set, "mia", "another horse")
+        assert is_hashing.wait(60)
+        accounts.remove("bob")
+        is_removed.set()
+        setting.result()
+    assert [*accounts.read()] == ["mia"]
+
+
+def test_logins_that_are_made_at_once_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(argon2.PasswordHasher, "hash", lambda _, password: f"hash of {password}")
+    names = [f"person-{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        made = [threads.submit(Accounts(tmp_path).set, name, "battery staple") for name in names]
+        for each in made:
+            each.result()
+    assert sorted(Accounts(tmp_path).read()) == sorted(names)
+
+
+def test_no_bit_of_the_file_makes_another_login_or_loses_one(accounts: Accounts) -> None:
+    accounts.set("bob", "battery staple")
+    whole = accounts.path.read_bytes()
+    for position in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[position // 8] ^= 1 << position % 8
+        accounts.path.write_bytes(flipped)
+        with pytest.raises(UsageError, match=re.escape(str(accounts.path))):
+            accounts.read()
+
+
+def test_logins_without_a_checksum_hold_until_they_are_changed(accounts: Accounts) -> None:
+    """As edge-node 0.1 wrote them."""
+    known = accounts.read()
+    accounts.path.write_bytes(msgspec.json.encode(known))
+    assert accounts.read() == known
+    accounts.set("bob", "battery staple")
+    assert accounts.read()["mia"] == known["mia"]
 
 
 def test_the_command_reads_the_password_from_a_pipe_and_never_says_it(tmp_path: Path) -> None:

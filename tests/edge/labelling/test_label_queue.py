@@ -15,18 +15,21 @@ import pytest
 from PIL import Image
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.storage import disk
+from broker_config.storage import checked_log, disk
+from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.tiling import View
-from edge.labelling import label_history, label_queue
-from edge.labelling.label_queue import UNDOABLE, LabelQueue
+from edge.labelling import label_queue
+from edge.labelling.label_folder import LabelFolder
+from edge.labelling.label_queue import UNDOABLE, DamagedHistoryError, LabelQueue
 from edge.uncertainty.image_retention import ImageRetention, Settings
 from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 from tests.support.classified_images import Told, a_line, judged_bundle, picture, shown
 from trainer.data.folder_scan import scan_folder
 
+HISTORY = "labels-line-1.jsonl"
 RANDOM = np.random.default_rng(7)
 DOUBTFUL = [picture(RANDOM, number % 3, strong=20, noise=0) for number in range(3)]
 
@@ -47,13 +50,10 @@ class Plant:
         )
         self.queue = self.open()
 
-    def open(self) -> LabelQueue:
-        return LabelQueue(
-            label_queue.Settings(path=str(self.images)), "line-1", lambda: self.retention
-        )
+    def open(self, line: str = "line-1") -> LabelQueue:
+        return LabelQueue(label_queue.Settings(path=str(self.images)), line, lambda: self.retention)
 
     def restart(self) -> None:
-        self.queue.close()
         self.queue = self.open()
 
     def inspect(self, *images: Any) -> list[Verdict]:
@@ -74,13 +74,13 @@ class Plant:
         return {entry.path.name: entry.class_name for group in found.groups for entry in group}
 
     def history(self) -> list[dict[str, Any]]:
+        if not (self.images / HISTORY).exists():
+            return []
         return [
-            json.loads(line)
-            for line in (self.images / "labels-line-1.jsonl").read_bytes().splitlines()
+            json.loads(line)["value"] for line in (self.images / HISTORY).read_bytes().splitlines()
         ]
 
     def close(self) -> None:
-        self.queue.close()
         self.retention.close()
         self.line.close()
 
@@ -175,10 +175,10 @@ def test_images_that_shall_teach_nothing_are_laid_aside_until_that_is_undone(pla
 def test_an_image_can_be_of_a_class_that_the_model_lacks_once_that_has_a_folder(
     plant: Plant,
 ) -> None:
-    assert plant.queue.classes(("red", "green")) == ["red", "green"]
-    for name in ("rust", "red", ".cache"):
+    assert plant.queue.folders() == []
+    for name in ("rust", "red", ".cache", os.fsdecode(b"Kratzer_\xe4"), "a\nb"):
         (plant.images / name).mkdir()
-    assert plant.queue.classes(("red", "green")) == ["red", "green", "rust"]
+    assert plant.queue.folders() == ["red", "rust"]
 
 
 def test_an_image_is_labelled_once_and_what_is_gone_is_left_out(plant: Plant) -> None:
@@ -285,6 +285,91 @@ def test_a_full_disk_changes_nothing(plant: Plant, monkeypatch: pytest.MonkeyPat
     assert plant.labelled == dict.fromkeys(names, "red")
 
 
+@pytest.mark.parametrize("other", ["north.line-1", "png.line-1", "line-1.line-1"])
+def test_two_lines_with_one_images_folder_leave_each_other_s_images_alone(
+    plant: Plant, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line-1 labels between another line's preparing of a copy and its giving it a name."""
+    first, second = (str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2]))
+    queue = plant.open(other)
+    settle = LabelFolder.settle
+
+    def settle_late(self: LabelFolder, label: str) -> None:
+        monkeypatch.setattr(LabelFolder, "settle", settle)
+        plant.queue.label([second], "red", "anna")
+        settle(self, label)
+
+    monkeypatch.setattr(LabelFolder, "settle", settle_late)
+    queue.label([first], "red", "ben")
+    assert plant.labelled == {first: "red", second: "red"}
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/x", "", ".", "..", ".hidden", "a\\b"])
+def test_a_label_that_leads_out_of_the_folder_is_refused(plant: Plant, name: str) -> None:
+    """A model's classes are the coordinator's words."""
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    before = {*plant.images.parent.rglob("*")}
+    with pytest.raises(UsageError, match="cannot be called"):
+        LabelFolder(plant.images, "line-1").prepare(name, str(verdict.kept), b"")
+    assert {*plant.images.parent.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "seen", [[0, 0, 10**6, 10**6], [10**6, 0, 8, 8], [-8, -8, 8, 8], [0, 0, 0, 0], [0, 0, 1, -1]]
+)
+def test_a_part_that_nobody_can_have_seen_has_no_picture_and_no_label(
+    plant: Plant, seen: list[int]
+) -> None:
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    sidecar = (plant.kept / str(verdict.kept)).with_suffix(".json")
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_bytes()) | {"seen": seen}))
+    plant.restart()
+    assert plant.waiting == [verdict.kept]
+    with pytest.raises(ImageError, match=str(verdict.kept)):
+        plant.queue.picture(str(verdict.kept), 64)
+    assert plant.queue.label([str(verdict.kept)], "red", "anna") is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
+def test_a_damaged_history_is_told_and_without_it_no_image_gets_into_a_second_class(
+    plant: Plant, damage: str
+) -> None:
+    first, second, third = (str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL))
+    plant.queue.label([first], "red", "anna")
+    plant.queue.label([second], "green", "anna")
+    path = plant.images / HISTORY
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[len(content) // 3] ^= 4
+        path.write_bytes(content)
+    elif damage == "cut":
+        path.write_bytes(content.splitlines(keepends=True)[0])
+    else:
+        path.unlink()
+    with pytest.raises(DamagedHistoryError, match=HISTORY) as told:
+        plant.open()
+    assert f"remove {path} and {path}.newest" in told.value.remedy
+    path.unlink(missing_ok=True)
+    path.with_name(f"{path.name}.newest").unlink()
+    plant.restart()
+    assert plant.waiting == [third]
+    assert plant.queue.label([first], "green", "ben") is None
+    assert plant.labelled == {first: "red", second: "green"}
+
+
+def test_a_pipe_among_the_kept_images_keeps_nobody_waiting(plant: Plant) -> None:
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    sidecar = (plant.kept / str(verdict.kept)).with_suffix(".json")
+    told = json.loads(sidecar.read_bytes())
+    os.mkfifo(plant.kept / "20260102T030405670-1a2b3c4d.json")
+    stem = "20260102T030405671-1a2b3c4d"
+    os.mkfifo(plant.kept / f"{stem}.png")
+    (plant.kept / f"{stem}.json").write_text(json.dumps(told | {"kept": f"{stem}.png"}))
+    assert str(verdict.kept) in plant.waiting
+    plant.queue.label([str(verdict.kept), f"{stem}.png"], "red", "anna")
+    assert plant.labelled == {verdict.kept: "red"}
+
+
 # Kills. A queue tidies nothing up on its way out: what an unexpected exception leaves is what a
 # kill leaves.
 
@@ -319,9 +404,9 @@ def killed_after(steps: int) -> Iterator[None]:
             Path, "write_bytes", last(write, lambda path, data: write(path, data[: len(data) // 2]))
         )
         patch.setattr(os, "fsync", last(os.fsync))
-        append = label_history.write_all
-        torn = last(append, lambda file, data: file.write(data[: len(data) // 2]))
-        patch.setattr(label_history, "write_all", torn)
+        append = checked_log.write_line
+        torn = last(append, lambda file, _, data: file.write(data[: len(data) // 2]))
+        patch.setattr(checked_log, "write_line", torn)
         yield
 
 

@@ -54,7 +54,7 @@ class Line:
     @property
     def history(self) -> list[dict[str, Any]]:
         return [
-            json.loads(line)
+            json.loads(line)["value"]
             for line in (self.images / "labels-line-1.jsonl").read_text().splitlines()
         ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.bundle.bundle_format import BundleError
+from edge.bundle.bundle_format import CHARTER, LARGEST, SIGNATURE, BundleError
 from edge.registry.bundle_store import KEPT, BundleStore, StoreInUseError
 from tests.support.bundle_stores import stored, tiny
 
@@ -52,6 +52,27 @@ def test_a_damaged_bundle_is_not_taken_and_a_damaged_copy_is_replaced(store, tmp
         store.add(folder, "me")
     with pytest.raises(BundleError, match="meanwhile"):
         store.add(tiny(tmp_path / "two", 2), "me", digest)
+
+
+@pytest.mark.parametrize("name", [CHARTER, SIGNATURE])
+def test_what_a_bundle_s_files_lead_to_does_not_get_into_the_store(store, tmp_path, name):
+    """Nobody signs these bundles: no hash tells what these files must be."""
+    folder = tiny(tmp_path / "a")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 64)
+    for target in (Path("/dev/zero"), secret):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+        with pytest.raises(BundleError, match=name):
+            store.add(folder, "test")
+    (folder / name).unlink()
+    with (folder / name).open("wb") as file:
+        file.truncate(LARGEST[name] + 1)
+    with pytest.raises(BundleError, match=name):
+        store.add(folder, "test")
+    assert store.digests() == []
+    (folder / name).write_bytes(b"x" * 64)
+    store.add(folder, "test")
 
 
 def test_what_was_served_before_is_the_way_back(tmp_path):

@@ -19,7 +19,9 @@ import pytest
 
 from broker_config.security import trust
 from broker_config.storage.hash_chain import follow
+from edge.bundle.bundle_format import BundleError
 from edge.bundle.verification import Verifier
+from edge.inference.model_trial import ModelTrial
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.registry import line_record
 from edge.registry.bundle_store import BundleStore, line_store
@@ -37,6 +39,8 @@ from tests.support.tiny_bundle import (
     MEASURED,
     NEAR_GUESSING,
     RED,
+    greedy_onnx,
+    looping_onnx,
     tiny_bundle,
 )
 from tests.support.waiting import wait_until
@@ -271,6 +275,32 @@ def test_a_store_that_lost_its_state_goes_on_with_the_newest_bundle_that_was_ser
         == two
     )
     assert store.state().active == two
+
+
+@pytest.mark.parametrize("graph", [looping_onnx(16, -1), greedy_onnx(16, 10**9)])
+def test_a_graph_that_would_stop_the_line_is_refused_and_the_next_one_served(tmp_path, graph):
+    bundles = [tiny(tmp_path / "one"), tiny(tmp_path / "three", 3)]
+    bundles.insert(1, tiny_bundle(tmp_path / "two", round_=2, graph=graph).folder)
+    store, (one, two, three) = stored(tmp_path / "bundles", *bundles)
+    rollout = Rollout(store, Gate(), trial=ModelTrial(loading=2))
+    line = Pipeline(rollout.load_first(None), NullConsumer(), monitors=[rollout])
+    with closing(line), rollout.manage(line):
+        with pytest.raises(BundleError):
+            rollout.activate(two, "me", force=True)
+        assert line.model.digest == one
+        rollout.activate(three, "me")
+        assert line.model.digest == three
+
+
+def test_a_line_that_ends_does_not_wait_for_a_graph_that_never_ends(tmp_path):
+    looping = tiny_bundle(tmp_path / "two", round_=2, graph=looping_onnx(16, -1)).folder
+    store, (_, two) = stored(tmp_path / "bundles", tiny(tmp_path / "one"), looping)
+    rollout = Rollout(store, Gate())
+    with closing(Pipeline(rollout.load_first(None), NullConsumer(), monitors=[rollout])) as line:
+        with ThreadPoolExecutor() as threads, rollout.manage(line):
+            activating = threads.submit(rollout.activate, two, "me")
+        with pytest.raises(BundleError, match="the line ends"):
+            activating.result()
 
 
 def test_the_log_has_the_warnings_about_each_model_once_whenever_it_takes_over(tmp_path, caplog):

@@ -125,6 +125,12 @@ def test_the_demo_learns_exports_serves_and_reports(
         }
         assert node["accuracy"] == candidates[node["comparison"]["deployed"]]
         assert node["accuracy"] >= max(candidates.values()) - few
+        assert 0 < node["first"]["seconds"] < report["seconds"]
+        assert node["first"]["low"] < node["first"]["accuracy"] < node["first"]["high"]
+        training = node["comparison"]["training"]
+        assert training["images"] == node["test_images"]
+        if not training["is_shown"]:
+            assert node["accuracy"] == node["first"]["accuracy"]
         assert 0 <= node["accuracy_others"] <= 1
         assert 0 < node["accuracy_all"] <= 1
         assert [line["round"] for line in node["history"]] == [1, 2, 3, 4, 5]
@@ -135,6 +141,10 @@ def test_the_demo_learns_exports_serves_and_reports(
     assert 5 < report["bytes_up"] / report["model_bytes"] <= 10
     assert report["bytes_down"] > 0
     assert report["serving"]["agreeing"] == report["serving"]["images"] > 0
+    served = report["nodes"][0]
+    assert report["serving"]["node"] == served["name"]
+    few = 4.01 / served["test_images"]
+    assert report["serving"]["accuracy"] == pytest.approx(served["accuracy"], abs=few)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "What 2 nodes learnt" in page
     assert "When each node did what" in page

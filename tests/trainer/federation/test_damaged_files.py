@@ -29,6 +29,7 @@ from tests.support.threaded_federation import PLANTS, Federation, Session, end_a
 from trainer import progress
 from trainer.federation.client import training_thread
 from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.operator_actions import Kind, act, make_action
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
@@ -39,6 +40,7 @@ ROUNDS = 3
 BLOB = "[0-9a-f]" * 64
 KNOWN = (
     "coordinator/journal.sqlite",
+    "coordinator/actions.jsonl*",
     "coordinator/events.jsonl",
     "coordinator/lock",
     "coordinator/global.safetensors",
@@ -48,6 +50,7 @@ KNOWN = (
         for each in (
             "lock",
             "identity*.json",
+            "runs*.json",
             "spec.json",
             "progress.json",
             "progress-?.json",
@@ -143,7 +146,9 @@ class Killed:
         self._arguments = (broker, plants, self.snapshot.newer, "damaged", ROUNDS, Participation())
         self._federation = Federation(*self._arguments)
         self._run_until(EARLIER, len(EARLIER))
+        self._act("pause")
         shutil.copytree(self.snapshot.newer, self.snapshot.older)
+        self._act("resume")
         self._run_until(MOMENTS[moment], len(MOMENTS[moment]) + (moment == "in a round"))
         if moment == "after the last":
             with Ledger(self.snapshot.newer / "coordinator") as ledger:
@@ -152,6 +157,10 @@ class Killed:
         images = {name: self._federation.images(name) for name in PLANTS}
         spec, first = self._federation.spec, self._federation.first
         self._expected = [simulate(spec, first, images, compare=each) for each in (True, False)]
+
+    def _act(self, what: Kind) -> None:
+        run = self._federation.spec.run
+        act(self.snapshot.newer / "coordinator", make_action(run, what, "anna"))
 
     def _run_until(self, held: set[Hold], count: int) -> None:
         context = multiprocessing.get_context("forkserver")

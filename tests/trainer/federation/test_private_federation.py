@@ -2,6 +2,7 @@
 and everybody tells one epsilon.
 """
 
+import contextlib
 import json
 import queue
 import re
@@ -17,9 +18,11 @@ from safetensors.numpy import load_file
 
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.codec import encode_tensors
+from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Manifest, Spec
 from edge.bundle.bundle_format import read_bundle
 from edge.bundle.model_card import model_card
+from tests.support.changed_specs import changed
 from tests.support.plants import CLASSES, draw, drawn_weights, here, load_images, start, wait_for
 from trainer import progress
 from trainer.data.class_folders import Images
@@ -137,6 +140,35 @@ def test_a_round_that_is_made_again_from_another_broadcast_has_other_noise_and_i
     third = later.contribute(State({}, {}), broadcast, 1)[1].tensors["statistics.images"]
     assert account.epsilon > twice * 1.2
     assert (np.abs(first - third) * 2.0**-18).max() > 1e-3, "of the same sums, in another run"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_under_any_other_spec_of_the_same_run_the_noise_is_another_and_is_counted(
+    method: str, images: dict[str, Images]
+) -> None:
+    """Else a coordinator that asks for the same at two deviations could compute what they hide."""
+    spec, broadcast = drafted(method)
+    account = Account()
+    seen = {}
+    for other in [spec, *(each for _, each in changed(spec))]:
+        # one that no node could follow tells nothing
+        with contextlib.suppress(Exception):
+            node = Participant(other, "plant-a", images["plant-a"], "cpu", "a" * 64, (), account)
+            node.contribute(node.start(broadcast), broadcast, 1)
+            views = node.seed(1, node.method.train[0]) if node.method.train else len(seen)
+            seen[node._basis] = views
+    assert len(seen) > 8
+    assert len({*seen.values()}) == len(seen) <= len(account._releases)
+
+
+def test_other_bytes_of_the_same_release_never_leave(images: dict[str, Images]) -> None:
+    spec, broadcast = drafted("gaussian")
+    node = Participant(spec, "plant-a", images["plant-a"], secret="a" * 64, account=Account())
+    node.contribute(State({}, {}), broadcast, 1)
+    node.confirm(1, "0" * 64)
+    node.confirm(1, "0" * 64)
+    with pytest.raises(EdgeNodeError):
+        node.confirm(1, "1" * 64)
 
 
 def test_views_of_images_are_drawn_by_the_secret_and_elsewhere_by_the_public_seed(

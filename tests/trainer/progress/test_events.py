@@ -24,6 +24,7 @@ from trainer.progress import (
     Late,
     Learning,
     Measured,
+    ModelReady,
     NodeJoined,
     NodeLost,
     NodeRefused,
@@ -71,6 +72,7 @@ STORY: list[AnyEvent] = [
     Measured(node="plant-1", round=2, metrics={"accuracy": 0.95, "A_k": -0.125}),
     RoundClosed(round=2, contributors=["plant-1", "plant-2"], seconds=60, bytes_up=5_000),
     Late(node="plant-3", round=2),
+    ModelReady(node="plant-1", folder="plant-1/model", accuracy=0.9, low=0.8, high=0.95),
     FederationFinished(rounds=2, bytes_up=9_005_512, bytes_down=3_000_000_000, seconds=63.2),
     Exported(node="plant-1", folder="bundles/plant-1", bytes=245_000, difference=1.2e-7),
     CellFinished(
@@ -96,6 +98,7 @@ round 2 waits for plant-2 to come back
 plant-2 joined
 round 2 closed after 60.0 s: 5.0 kB up, mean of 2 nodes: L_D 0.472, A_k 0.188, accuracy 95.0 %
 round 2: plant-3 contributed too late; it is not counted
+a model is ready in plant-1/model, and can be exported and served; training goes on
 finished: 2 rounds in 63 s, 9.0 MB up, 3.00 GB down
 wrote bundles/plant-1: 245.0 kB, differs from torch by at most 1.2e-07
 2 of 9, 10 min to go: fedavg, NEU-CLS disjoint 10, seed 0: accuracy 91.2 % in 31 s
@@ -471,6 +474,11 @@ def test_a_finished_federation_keeps_its_table() -> None:
     lines = board(STORY, 80)
     assert lines[0].split()[0] == "node"
     assert lines[-1] == "finished: 2 rounds in 63 s, 9.0 MB up, 3.00 GB down"
+
+
+def test_a_run_that_follows_another_is_not_shown_as_finished() -> None:
+    following = Gathering(federation="steel", run="f" * 16, nodes=2, rounds=1)
+    assert not any("finished:" in line for line in board([*STORY, following], 80))
 
 
 # In a real terminal

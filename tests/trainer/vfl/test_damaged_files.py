@@ -32,6 +32,7 @@ KNOWN = (
             "lock",
             "identity*.json",
             "spec.json",
+            "runs*.json",
             "secret.json",
             "*/????????????-*.safetensors",
         )

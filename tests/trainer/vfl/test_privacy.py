@@ -1,6 +1,7 @@
 """Protection of embeddings: the noise, and the account of what it hides."""
 
 from math import exp, inf, log, sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,13 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
+from tests.support.changed_specs import changed
+from tests.support.vfl_models import settings as vfl_settings
 from tests.support.vfl_simulation import simulation
-from trainer.privacy.accountant import noise_delta
+from trainer.privacy import accountant
+from trainer.privacy.accountant import DELTA, noise_delta
 from trainer.vfl.channel_noise import Array
 from trainer.vfl.networks import ClipNorm
-from trainer.vfl.privacy import count_releases, describe_spent, protect, spent_epsilon
+from trainer.vfl.privacy import (
+    ProtectionAccount,
+    count_releases,
+    describe_spent,
+    protect,
+    run_secret,
+    spent_epsilon,
+)
 from trainer.vfl.server.spec import check_combinations
 from trainer.vfl.simulation import release, simulate
 
@@ -290,3 +301,48 @@ def test_what_a_product_has_spent_is_told_where_it_is_protected() -> None:
         protected_, 7
     )
     assert "epsilon inf" in describe_spent(simulation(privacy=Privacy(clip=1)).spec, 7)
+
+
+# Several runs
+
+
+def test_two_runs_of_a_sensor_never_share_noise() -> None:
+    """Whoever tries two deviations could compute what both hide."""
+    spec = vfl_settings(privacy=PRIVACY)
+    noises = []
+    for _, other in [("", spec), *changed(spec)]:
+        if not other.privacy.clip * other.privacy.multiplier:
+            continue
+        said = protect(other.privacy, embedding(), run_secret(SECRET, other))
+        noises.append((said - cut(embedding())) / other.privacy.multiplier)
+    assert len(noises) > 20
+    for noise in noises[1:]:
+        assert abs(np.corrcoef(noise.ravel(), noises[0].ravel())[0, 1]) < 0.2
+
+
+def test_the_same_row_has_other_noise_at_another_scale() -> None:
+    """Also with one secret, as where a running model is replaced by one with other protection."""
+    hidden = embedding()
+    one = protect(Privacy(clip=1, multiplier=10), hidden, SECRET)
+    other = protect(Privacy(clip=1, multiplier=8), hidden, SECRET)
+    guess = (10 * other - 8 * one) / 2
+    assert np.abs(guess - cut(hidden)).mean() > 1
+
+
+def test_what_several_runs_have_told_adds_up(tmp_path: Path) -> None:
+    first = vfl_settings(privacy=Privacy(clip=1, multiplier=4))
+    second = vfl_settings(privacy=Privacy(clip=1, multiplier=2), run="f" * 16)
+    account = ProtectionAccount(tmp_path)
+    account.spend(first, 3)
+    assert account.describe(first) == ""
+    account.spend(second, 1)
+    account.spend(second, 1)
+    again = ProtectionAccount(tmp_path)
+    again.spend(second, 2)
+    times = [count_releases(first, 3), count_releases(second, 2)]
+    squared = 4 * times[0] / 4**2 + 4 * times[1] / 2**2
+    epsilon = accountant.spent_epsilon(np.sqrt(squared), DELTA)
+    assert f"epsilon {epsilon:.3g}" in again.describe(second)
+    (tmp_path / "protection.json").write_bytes(b"{}")
+    with pytest.raises(EdgeNodeError):
+        ProtectionAccount(tmp_path)

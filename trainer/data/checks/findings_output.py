@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import UsageError, replace_unprintable
+from broker_config.protocol.names import show_name
 from edge.inference.image_decoding import ImageError, annotated_tags, read_image
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
 from trainer.data.checks.image_checks import ImageReport
@@ -53,15 +54,26 @@ def summarise(
         )
     groups = []
     for group in report.groups:
-        groups.append([str(path) for path in group])
-    picture_or_none = str(picture) if picture else None
-    return Summary(report.can_join, classes, report.findings, groups, picture_or_none, curve)
+        groups.append([show_name(path) for path in group])
+    picture_or_none = show_name(picture) if picture else None
+    findings = tuple(map(_shown, report.findings))
+    return Summary(report.can_join, classes, findings, groups, picture_or_none, curve)
+
+
+def _shown(finding: Finding) -> Finding:
+    """The finding as it can be printed: names of files may be in any encoding."""
+    return msgspec.structs.replace(
+        finding,
+        text=replace_unprintable(finding.text),
+        remedy=replace_unprintable(finding.remedy),
+        files=tuple(map(show_name, finding.files)),
+    )
 
 
 def _summarise_class(name: str, facts: Sequence[ImageFacts]) -> ClassSummary:
     held_out = sum(each.held_out for each in facts)
     return ClassSummary(
-        name,
+        show_name(name),
         len(facts) - held_out,
         held_out,
         dict(Counter(each.size for each in facts).most_common()),
@@ -218,7 +230,7 @@ def _make_bands(report: ImageReport) -> list[_Band]:
         plain = [_Tile(each.path) for each in facts if each.path not in marks]
         marked = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name == name]
         marked_text = f", {len(marked)} marked" if marked else ""
-        title = f"{name}: {len(facts)} images" + marked_text
+        title = f"{show_name(name)}: {len(facts)} images" + marked_text
         bands.append(_Band(title, [tiles[:_COLUMNS] for tiles in (plain, marked) if tiles]))
     outside = [_Tile(path, mark) for path, mark in marks.items() if path.parent.name not in classes]
     band = [_Band(f"in no class: {len(outside)} files", [outside[:_COLUMNS]])] if outside else []
@@ -242,7 +254,7 @@ def _draw_tile(
         pen.line((left, top + _TILE, left + _TILE, top), color, 2)
     if tile.mark:
         pen.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), outline=color, width=3)
-    name = tile.path.name
+    name = show_name(tile.path.name)
     while pen.textlength(name, _font(11)) > _TILE:
         name = "…" + name[2:]  # names often differ in their ends only
     pen.text((left, top + _TILE + 1), name, "#666666", _font(11))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from broker_config.protocol.names import is_class_name, show_name
 from edge.inference.image_decoding import SUFFIXES
 from trainer.data.checks.findings import Finding, Severity, format_items, format_lines, format_paths
 from trainer.data.checks.image_facts import ImageFacts
@@ -82,6 +83,7 @@ def check_copies(found: FolderScan) -> Findings:
 def check_layout(found: FolderScan) -> Findings:
     """Where images lie, and whether their files can be opened."""
     yield from check_readable(found.unreadable)
+    yield from _check_names(found)
     if found.groups or found.unreadable:
         yield from _check_ignored(found)
     else:
@@ -99,6 +101,20 @@ def check_beside(found: FolderScan) -> Findings:
                 f"{folder} looks like held-out images, and was left alone",
                 f"check both, and join with both: --test {folder}",
             )
+
+
+def _check_names(found: FolderScan) -> Findings:
+    """Folders that no class can be called like: other encodings, line breaks, slashes."""
+    impossible = sorted(name for name in found.names if not is_class_name(name))
+    if impossible:
+        yield Finding(
+            "error",
+            "no class's name",
+            f"no class can be called like {format_items([*map(show_name, impossible)])}",
+            "rename these folders: UTF-8, at most 200 characters, without backslashes, line breaks "
+            "and control characters",
+            format_paths(found.folder / name for name in impossible),
+        )
 
 
 def check_readable(unreadable: Mapping[Path, str]) -> Findings:

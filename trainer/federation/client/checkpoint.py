@@ -18,6 +18,7 @@ from safetensors.numpy import load, save_file
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
 from broker_config.protocol.messages import Digest, Manifest, Spec
 from broker_config.protocol.vfl_messages import VflSpec
+from broker_config.security.one_time import digest_spec
 from broker_config.storage import checksums, disk
 from trainer.federation.masking.member_state import Record as MaskRecord
 from trainer.models.named_tensors import Arrays
@@ -26,6 +27,8 @@ T = TypeVar("T")
 KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
 # without one, a node is a stranger to its coordinator
 _IDENTITIES = ("identity.json", "identity-copy.json")
+# digest of the spec of every run that the folder was in; two, since nothing else knows them
+_RUNS = ("runs.json", "runs-copy.json")
 _PROGRESS = "progress.json"
 _ALONE = "alone.json"
 _FIRST = "first-sums.safetensors"
@@ -109,19 +112,21 @@ def begin_session(folder: Path) -> Identity:
 
 def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
     """Write down the spec by which a node or sensor takes part in a run:
-    it holds for the whole run.
+    it holds for the whole run, also after other runs.
 
     Raises:
         UsageError: an earlier process of it took part in this run by another one.
+        EdgeNodeError: what it knows of its runs is damaged.
     """
     try:
         first = checksums.read_record(folder / _SPEC, type(spec))
     except checksums.DamagedError:
         first = None  # a fault of the disk; what the node has learnt does not depend on this file
-    if first is None or first.run != spec.run:
-        _write(folder / _SPEC, spec)
-    elif differ := [
-        name for name in spec.__struct_fields__ if getattr(first, name) != getattr(spec, name)
+    is_known = first is not None and first.run == spec.run
+    if differ := [
+        name
+        for name in spec.__struct_fields__
+        if is_known and getattr(first, name) != getattr(spec, name)
     ]:
         changes = (
             f"{name} was {getattr(first, name)}, is {getattr(spec, name)}" for name in differ
@@ -133,6 +138,34 @@ def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
             "publishes the spec that the run began with. If that is this one, join with another "
             "--state folder",
         )
+    _keep_digest(folder, spec)
+    if not is_known:
+        _write(folder / _SPEC, spec)
+
+
+def _keep_digest(folder: Path, spec: Spec | VflSpec) -> None:
+    """Compare the spec of a known run with that by which the folder was in it;
+    remember that of another one for ever.
+    """
+    known: dict[str, str] = {}
+    damaged = None
+    for name in _RUNS:
+        try:
+            known |= _read(folder / name, dict[str, str]) or {}
+        except EdgeNodeError as error:
+            damaged = error
+    if damaged and not known:
+        raise damaged
+    digest = digest_spec(spec)
+    if known.setdefault(spec.run, digest) != digest:
+        raise UsageError(
+            f"run {spec.run} is announced with another spec than the one by which this node has "
+            "taken part in it: what it has sent would be sent again in another form",
+            "ask the operator of the federation's server why; do not join it from another --state "
+            "folder before that is known",
+        )
+    for name in _RUNS:
+        _write(folder / name, known)
 
 
 def load_spec(folder: Path) -> Spec | None:

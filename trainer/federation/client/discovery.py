@@ -178,6 +178,8 @@ def _select_joinable(
                 continue
             if state.status == "aborted":
                 ended.append(ended_early(state))
+            elif finished and spec.chooses and not checkpoint.has_progress(folder, spec.run):
+                notify(f"federation {spec.federation} has compared encoders: its next run follows")
             elif (
                 finished
                 and not checkpoint.has_progress(folder, spec.run)

@@ -3,7 +3,6 @@
 Itself without torch.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
+from broker_config.security.one_time import bind, digest_spec
 from broker_config.storage import disk
 from edge.inference import native_memory
 from edge.terminal.formatting import pluralize
@@ -31,6 +31,7 @@ from trainer.federation.client.discovery import discover
 from trainer.federation.client.plant_images import PlantImages, digest_images, suited_hold_out
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
+from trainer.methods.statistics_head import list_encoders
 from trainer.privacy.plan import describe
 
 
@@ -57,7 +58,7 @@ def join(
 
     Returns the personal model's folder, or the preview's file if that is wanted. A node that finds
     a run finished whose result holds statistics makes its model of these at once, with its own
-    images or without any.
+    images or without any. After a run that only chooses an encoder the node joins the next one.
 
     Args:
         endpoint: the broker.
@@ -142,7 +143,9 @@ def join(
         )
         + images_text
     )
-    if federated.finished and spec.statistics:
+    if spec.chooses:
+        notify(_describe_choice(spec))
+    elif federated.finished and spec.statistics:
         notify(
             "the federation has finished: its model is made here, and nothing of this plant's "
             "images leaves it"
@@ -215,8 +218,8 @@ def _meets(
 
     What has passed is written down, so that a restarted node need not wait again.
     """
-    known = [spec.run, sorted(wanted.exposure.items()), digest_images(images.train)]
-    digest = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+    demanded = msgspec.json.encode(sorted(wanted.exposure.items()))
+    digest = bind("audit", digest_spec(spec), demanded, digest_images(images.train))
     if checkpoint.has_passed(state, digest):
         return True
     report(progress.Step(what="loading torch, which takes seconds"))
@@ -248,6 +251,15 @@ def _check_figures(spec: Spec, *, telemetry: bool, preview: bool) -> None:
             "rest on",
             "join it with edge-node join, or ask its coordinator for a preview without --privacy",
         )
+
+
+def _describe_choice(spec: Spec) -> str:
+    models = ", ".join(model for model, _ in list_encoders(spec.model, spec.tensors))
+    return (
+        f"this run compares encoders ({models}) at {spec.preprocessing.size} px: the coordinator "
+        "is told what leaving out this plant's images costs with each, and how many these are; "
+        "no model is made, and the federation's next run is joined by itself"
+    )
 
 
 def _describe_privacy(spec: Spec, state: Path) -> str:

@@ -1,5 +1,6 @@
 """A node's masks on its disk, and its contributions behind them."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from broker_config.protocol.round_contents import (
     is_statistics_round,
 )
 from broker_config.security.message_signing import MessageSigner
+from broker_config.security.one_time import digest_spec
 from broker_config.transfer.blob_store import BlobStore
 from trainer.federation import masking
 from trainer.federation.client import checkpoint
@@ -74,6 +76,7 @@ class MaskedContributions:
             spec.federation,
             spec.run,
             name,
+            digest_spec(spec),
             spec.nodes,
             spec.mask_threshold,
             spec.mask_neighbours,
@@ -132,7 +135,10 @@ class MaskedContributions:
             self._spec, method, round_, tensors, broadcast, contributed.weight
         )
         masked = apply_masks(words, member_state.mask_seeds(self._member, self._record))
-        digest, size = store.put(encode_tensors(masked))
+        encoded = encode_tensors(masked)
+        digest = hashlib.sha256(encoded).hexdigest()
+        self._keep(member_state.release(self._record, digest))
+        digest, size = store.put(encoded)
         return msgspec.structs.replace(own, digest=digest, size=size)
 
     def _keep(self, record: member_state.Record) -> None:

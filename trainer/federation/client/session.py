@@ -27,7 +27,7 @@ from broker_config.mqtt.client import (
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
-from broker_config.protocol.messages import Hello, Spec, Telemetry, Welcome
+from broker_config.protocol.messages import REVISION, Hello, Spec, Telemetry, Welcome
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security.message_encryption import NodeEncryption
 from broker_config.security.signing import ForgedError
@@ -77,8 +77,9 @@ def take_part(
 
     Returns the personal model's folder, or None when `stop` ended it before.
 
-    A node that wants a `preview` returns that file instead: its model is not made, and the
-    coordinator hears its loss.
+    A node that wants a `preview` returns that file instead: its model is not made. In a choosing
+    run no node makes one; the coordinator hears what each encoder costs, and any other node waits
+    for the next run, which NewRunError tells.
 
     Of its images a private federation spends no more than `most_epsilon`, with what was spent
     before.
@@ -135,8 +136,9 @@ class _Node:
         self._report = report
         self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
+        previews = preview or spec.chooses
         self._worker = worker = Worker(
-            spec, name, images, folder, self._inbox, previews=preview, most_epsilon=most_epsilon
+            spec, name, images, folder, self._inbox, previews=previews, most_epsilon=most_epsilon
         )
         self._masked: MaskedContributions | None = None
         if spec.mask_threshold:
@@ -153,7 +155,8 @@ class _Node:
             deploys_final=worker.deploys_final,
             needs_final=worker.needs_final,
             has_images=len(images.train.labels) > 0,
-            previews=preview,
+            previews=previews,
+            awaits_next=spec.chooses and not preview,
         )
         self.state = Session(plan, worker.found.progress, worker.found.lost)
         self._connection = ClientConnection(
@@ -243,6 +246,8 @@ class _Node:
             return
         if isinstance(message, Spec):
             self._connection.observe_spec(message)
+            if self.state.plan.awaits_next and message.run != self._spec.run:
+                self._check_run()
         elif not isinstance(message, Welcome) or self._take_keys(message):
             self._advance(session_events.Received(message, delivery.topic))
 
@@ -332,7 +337,11 @@ class _Node:
                 self._connection.announce()
                 key = self._encryption.public if self._encryption else ""
                 hello = Hello(
-                    **self._connection.hello, round=round_, key=key, masks=self._masked is not None
+                    **self._connection.hello,
+                    round=round_,
+                    key=key,
+                    masks=self._masked is not None,
+                    revision=REVISION,
                 )
                 self._connection.send(hello)
                 if is_served:

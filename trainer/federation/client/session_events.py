@@ -18,7 +18,7 @@ from broker_config.protocol.messages import (
 from broker_config.transfer.blob_transfer import Damaged, Fetched, FetchFailed
 from trainer.federation.client.checkpoint import Progress
 from trainer.progress import timeline
-from trainer.progress.events import AnyEvent
+from trainer.progress.events import AnyEvent, ModelReady
 
 # Events
 
@@ -69,7 +69,7 @@ class Deployed(NamedTuple):
 class Begun(NamedTuple):
     """The model of the first sums is on disk; training goes on."""
 
-    path: Path
+    ready: ModelReady
     lines: Sequence[str]  # what is to be said of it
 
 

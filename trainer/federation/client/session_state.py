@@ -99,6 +99,8 @@ class Plan(NamedTuple):
     needs_final: bool = True  # or is compared with it
     has_images: bool = True
     previews: bool = False  # the node wants to know what joining would give, and no model
+    # the session goes on after that, until the federation's next run
+    awaits_next: bool = False
 
 
 class Contact(NamedTuple):
@@ -148,6 +150,8 @@ class Session(NamedTuple):
     looked: Mapping[str, Looked] = MappingProxyType({})
     open_round: int = 0  # as reported; 0 when none is
     is_served: bool = False  # a newcomer has all that it needs of the coordinator
+    # what the coordinator is told in a choosing run, once it is known
+    losses: Mapping[str, float] = MappingProxyType({})
     result: Path | None = None  # the personal model, or the preview: the session is over
 
     @property
@@ -206,12 +210,15 @@ def advance(state: Session, event: Event) -> Step:
             ), ()
         case Received(message, topic):
             return _receive(state, message, topic)
+        case Deployed(_, lines, metrics) if state.plan.awaits_next:
+            state = state._replace(losses=metrics, is_busy=False)
+            shown = (*lines, "waiting for the federation's next run")
+            return state, (TellOutcome(metrics), *map(_note, shown))
         case Deployed(path, lines, metrics):
             told = (TellOutcome(metrics),) if metrics else ()
             return state._replace(result=path), (*told, *map(_note, lines))
-        case Begun(path, lines):
-            ready = f"a model is ready in {path}, and can be exported and served; training goes on"
-            return state, tuple(map(_note, (ready, *lines)))
+        case Begun(ready, lines):
+            return state, (Report(ready), *map(_note, lines))
         case Fetched() | FetchFailed() | Damaged():
             return _handle_blob(state, event)
         case Started(damaged):
@@ -320,6 +327,8 @@ def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
             notes += _compare_progress(state, message)
             sent = state.sent._replace(contributed=message.contributed)
             state = state._replace(contact=contact, sent=sent)
+            if state.losses:  # the coordinator may have been killed before it wrote them down
+                notes.append(TellOutcome(state.losses))
             return _then([*notes, *_tell_keys(state)], _offer(state))
         case Welcome() | Accepted():
             return state, ()  # nothing to do, or meant for an earlier process of this node
@@ -453,6 +462,9 @@ def _proceed(state: Session) -> Step:
         return state, (Fail(ended_early(target)),)
     if target.broadcast is None:
         return state, ()
+    if target.status == "open" and state.losses:
+        # the coordinator has gone back, and the run's result may be another one
+        state = state._replace(losses=MappingProxyType({}))
     if progress and progress.round > target.round and state.contact.server == target.server != "":
         if state.plan.spec.mask_threshold:
             return state, (Fail(went_back(target.round, progress.round)),)
@@ -471,7 +483,7 @@ def _proceed(state: Session) -> Step:
         if not is_here:
             return state, effects
     if target.status == "finished":
-        return _finish(state, target.broadcast)
+        return (state, ()) if state.losses else _finish(state, target.broadcast)
     if not state.contact.is_admitted:
         # what is retained may be old or replayed; a coordinator that has answered is there now
         return state, ()
@@ -556,6 +568,8 @@ def _delta_of(state: Session, blob: Manifest) -> Delta | None:
 def _finish(state: Session, final: Manifest) -> Step:
     plan = state.plan
     progress = state.progress
+    if progress is None and plan.spec.chooses:
+        return state, ()  # it came too late to be asked, and waits for the next run
     if progress is None and not plan.spec.statistics:
         error = EdgeNodeError(
             "the federation ended before this node trained a round",

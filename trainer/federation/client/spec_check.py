@@ -6,6 +6,9 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec, TensorSpec
+from broker_config.protocol.round_contents import BOUND_REVISION, hides_contributions
+from trainer.federation.masking import grid
+from trainer.federation.server.aggregation import scale_for
 from trainer.methods import make
 from trainer.methods.base import Method
 from trainer.methods.statistics_head import list_encoders, put_below
@@ -22,6 +25,12 @@ def check_spec(spec: Spec) -> None:
     Raises:
         UsageError: they are others.
     """
+    if hides_contributions(spec) and spec.revision < BOUND_REVISION:
+        raise UsageError(
+            f"run {spec.run} of federation {spec.federation!r} began with an earlier version of "
+            "edge-node, whose masks and noise could hide two things",
+            "ask its operator to end it (edge-node abort) and begin another one with this version",
+        )
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     network = Network(spec.model, len(spec.classes))
     broadcast = _first_broadcast(spec, method, network)
@@ -34,6 +43,25 @@ def check_spec(spec: Spec) -> None:
             "the coordinator asks for other statistics than this edge-node computes",
             "install the coordinator's version of edge-node, then join again",
         )
+
+
+def check_scales(spec: Spec, broadcast: Arrays) -> None:
+    """Check that a spec's scales are those that follow from the first broadcast.
+
+    Some of its tensors may have been rounded, which may double their largest value's power of two.
+
+    Raises:
+        UsageError: they are others: contributions would be summed in steps that hide nothing, or
+            lose what they say.
+    """
+    scale = grid.scale_for if spec.mask_threshold else scale_for
+    for name, tensor in spec.tensors.items():
+        if abs(tensor.scale - scale(broadcast[name], spec.nodes)) > 1:
+            raise UsageError(
+                f"the coordinator of federation {spec.federation!r} wants {name[:100]} in steps of "
+                f"2^-{tensor.scale}, which do not follow from its first broadcast",
+                "nothing was sent; ask its operator why, and join no run of it before",
+            )
 
 
 def _first_broadcast(spec: Spec, method: Method, network: Network) -> Arrays:

@@ -3,7 +3,7 @@
 import queue
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -32,8 +32,10 @@ from trainer.federation.client.session_events import (
     Failed,
     Refined,
 )
+from trainer.federation.client.spec_check import check_scales
 from trainer.federation.update_codec import encode_contribution
 from trainer.models.named_tensors import Arrays, select
+from trainer.progress.events import ModelReady
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
 from trainer.training.conclusion import conclude, conclude_first
@@ -186,10 +188,20 @@ class Worker:
         model = conclude_first(self._participant, first)
         metadata = msgspec.structs.replace(model.metadata, broadcast=manifest)
         personal_model.save(model._replace(metadata=metadata), self.folder / "model")
-        self._inbox.put(Begun(self.folder / "model", personal_model.format_outcome(metadata)))
+        metrics = metadata.metrics
+        ready = ModelReady(
+            node=self._name,
+            folder=str(self.folder / "model"),
+            accuracy=metrics.get("accuracy"),
+            low=metrics.get("accuracy_low"),
+            high=metrics.get("accuracy_high"),
+        )
+        self._inbox.put(Begun(ready, personal_model.format_outcome(metadata)))
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast = self._read(manifest)
+        if manifest.round == 1:
+            check_scales(self._spec, broadcast)
         past = self.progress
         given = None if past else broadcast
         self.alone.begin(given)
@@ -202,6 +214,7 @@ class Worker:
             digest, size = self.store.put(
                 encode_contribution(self._spec, contributed.tensors, broadcast)
             )
+            self._participant.confirm(manifest.round, digest)
             blob = msgspec.structs.replace(
                 manifest, node=self._name, digest=digest, size=size, signature="", record=None
             )
@@ -280,14 +293,17 @@ class Worker:
         result = self._read(final, final=True)
         counted = progress.counted is True
         others = self._participant.without_own(state, result, counted=counted)
-        model = conclude(
-            self._participant, state, progress.round, result, result, (), None, counted=counted
-        )
-        metrics = model.metadata.metrics
+        metrics: Mapping[str, float] = {}
+        if not self._spec.chooses:
+            model = conclude(
+                self._participant, state, progress.round, result, result, (), None, counted=counted
+            )
+            metrics = model.metadata.metrics
         made = preview(self._spec, self._name, others, self._images.train, metrics)
         file = self.folder / "preview.json"
         disk.replace_bytes(file, msgspec.json.format(msgspec.json.encode(made)))
-        self._inbox.put(Deployed(file, made.describe(), made.metrics()))
+        told = made.metrics() if self._spec.chooses else {}
+        self._inbox.put(Deployed(file, made.describe(), told))
 
     def _begin_as_newcomer(self, final: Manifest) -> Progress:
         """Write down that this node was in no round of the run,

@@ -26,6 +26,7 @@ class Member(NamedTuple):
 
     Args:
         federation, run, name: of the node.
+        spec: digest of the spec.
         nodes, threshold, neighbours: of the spec.
         classes: that the node tells with its keys.
         sums: whether a round is one of statistics.
@@ -38,6 +39,7 @@ class Member(NamedTuple):
     federation: str
     run: str
     name: str
+    spec: str
     nodes: int
     threshold: int
     neighbours: int
@@ -53,11 +55,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     round: int
     root: str  # hexadecimal
+    spec: str = ""  # digest of the spec under which it was begun; "" by version 0.1
     cohort: dict[Name, PublicKeys] = {}
     counted: tuple[Name, ...] = ()  # the members whose masks count
     shares: dict[Name, str] = {}  # encrypted for us, of those of the other ones that share with us
     survivors: tuple[Name, ...] = ()
     masked: str = ""  # digest of the contribution that its masks were used for
+    released: str = ""  # digest of that contribution behind them: no other bytes leave the node
 
     @property
     def can_mask(self) -> bool:
@@ -78,10 +82,16 @@ def begin(member: Member, record: Record | None, round_: int) -> Record:
     """The record with which a node is in a round: a new one, unless it has begun that before.
 
     Raises:
-        EdgeNodeError: the round is an earlier one than it has been in.
+        EdgeNodeError: the round is an earlier one than it has been in, or its spec is another one.
     """
     if record is None or record.run != member.run or record.round < round_:
-        return Record(run=member.run, round=round_, root=mask_keys.draw_root().hex())
+        root = mask_keys.draw_root().hex()
+        return Record(run=member.run, round=round_, root=root, spec=member.spec)
+    if record.spec != member.spec:
+        raise EdgeNodeError(
+            f"round {record.round} was begun under another spec of this run: masks are used once",
+            "ask the coordinator's operator to end this run and begin another one",
+        )
     if record.round > round_:
         raise went_back(round_, record.round)
     return record
@@ -121,6 +131,21 @@ def use_masks(record: Record, contribution: str) -> Record:
             "without this node",
         )
     return replace(record, masked=contribution)
+
+
+def release(record: Record, digest: str) -> Record:
+    """The record that has to be on disk before the masked contribution of this digest leaves.
+
+    Raises:
+        EdgeNodeError: another one has left, or may have.
+    """
+    if record.released not in ("", digest):
+        raise EdgeNodeError(
+            f"the masked contribution to round {record.round} cannot be made again as it has left",
+            "join again once that round is closed: ask the coordinator's operator to close it "
+            "without this node",
+        )
+    return replace(record, released=digest)
 
 
 def mask_seeds(member: Member, record: Record) -> list[tuple[bytes, int]]:
@@ -311,7 +336,7 @@ def _survivors_statement(member: Member, record: Record) -> bytes:
 
 
 def _scope(member: Member, record: Record) -> Scope:
-    return Scope(member.federation, member.run, record.round)
+    return Scope(member.federation, member.run, record.round, member.spec)
 
 
 def _secrets(member: Member, record: Record) -> RoundSecrets:

@@ -36,6 +36,7 @@ from broker_config.protocol.messages import (
     Spec,
     Welcome,
 )
+from broker_config.protocol.round_contents import needed_revision
 from broker_config.protocol.vfl_messages import VflHello, VflOverview, VflSpec
 from broker_config.security.message_encryption import CoordinatorEncryption
 from trainer import progress
@@ -223,6 +224,9 @@ class ServerConnection:
                     )
                 )
             return False
+        needed = 0
+        if isinstance(self._spec, Spec):
+            needed = needed_revision(self._spec)
         objection = self._membership.find_objection(
             node,
             hello,
@@ -231,6 +235,7 @@ class ServerConnection:
             newcomer=newcomer,
             needs_key=self._encryption is not None,
             needs_masks=isinstance(self._spec, Spec) and self._spec.mask_threshold > 0,
+            needs_revision=needed,
         )
         if objection:
             self.reject(node, objection)

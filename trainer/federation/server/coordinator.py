@@ -43,7 +43,6 @@ from broker_config.protocol.messages import (
 )
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security import mask_keys
-from broker_config.security.mask_keys import Scope
 from broker_config.security.message_encryption import CoordinatorEncryption
 from broker_config.security.signing import ForgedError
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
@@ -103,7 +102,8 @@ def coordinate(
         linger: seconds that the result is kept ready for nodes that are away when the last round
             closes; and, where the run had finished before and newcomers can make a model of its
             result, for these. And that a coordinator whose state is an older copy waits for nodes
-            that have finished the run.
+            that have finished the run. A run that only chooses an encoder waits for at least
+            LINGER: another choice would be made without its nodes.
         stop: asked often.
 
     Raises:
@@ -121,6 +121,8 @@ def coordinate(
     if not await_broker(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return None
     ledger.begin_or_continue(spec, broadcast, new=new)
+    if spec.chooses:
+        linger = max(linger, LINGER)
     with event_log.logging(ledger.folder, report) as logged:
         has_ended = _has_ended(ledger, endpoint)
         coordinator = _Coordinator(ledger, endpoint, logged, linger, has_ended=has_ended)
@@ -190,6 +192,7 @@ class _Coordinator:
         self._most_dropped = spec.nodes - least_nodes(spec) - len(gone)
         self._actions = ActionReader(ledger.folder, spec.run)
         actions = self._actions.read()
+        self._unread = ""  # why later ones cannot be read
         self._postponed = [
             each for each in actions if each.what == "drop" and each.node in ledger.survivors
         ]
@@ -207,7 +210,8 @@ class _Coordinator:
         if spec.encryption == "group":
             self._encryption = CoordinatorEncryption(spec.federation, spec.run, session)
             endpoint = endpoint.encrypting(self._encryption)
-        serves_newcomers = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
+        is_finished = federation.status is rounds.Status.FINISHED
+        serves_newcomers = is_finished and bool(spec.statistics) and not spec.chooses
         self._state = Coordination(
             Plan(spec, session, ledger.folder, linger, serves_newcomers),
             federation,
@@ -314,11 +318,23 @@ class _Coordinator:
         self._connection.repeat_roll_call()
         postponed = self._postponed
         self._postponed = []
-        for action in (*postponed, *self._actions.read()):
+        for action in (*postponed, *self._new_actions()):
             self._act(action)
         members = self._state.rounds.members if self._state.was_over else ()
         heard = [node for node in members if self._membership.session(node) is not None]
         self._advance(states.Tick(time.monotonic(), self._ledger.finished, heard))
+
+    def _new_actions(self) -> list[Action]:
+        """What the operator has done since the last time; what was done before holds on
+        when the file is damaged meanwhile.
+        """
+        try:
+            return self._actions.read()
+        except EdgeNodeError as error:
+            if error.what != self._unread:
+                self._unread = error.what
+                self._note(f"{error.what}; {error.remedy}")
+            return []
 
     def _act(self, action: Action) -> None:
         if action.what == "drop" and self._state.rounds.status is rounds.Status.UNMASKING:
@@ -416,7 +432,7 @@ class _Coordinator:
         state = self._state.masking
         assert state is not None
         assert self._signer is not None
-        scope = Scope(self._spec.federation, self._spec.run, answer.round)
+        scope = self._ledger.scope(answer.round)
         try:
             if answer.keys:
                 statement = mask_keys.keys_statement(scope, node, answer.keys)

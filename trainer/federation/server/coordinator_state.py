@@ -474,7 +474,9 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
         notes.append(_note("its operator has paused this run: no round opens or closes"))
     if federation.status is rounds.Status.GATHERING:
         return notes
-    if state.is_finished:
+    if state.is_finished and spec.chooses:
+        notes.append(_note("the sums of this run are there; its nodes compare the encoders"))
+    elif state.is_finished:
         notes.append(_note("this run had finished before; --new begins another one"))
     else:
         notes.append(_note(f"going on with run {spec.run} in round {federation.round}"))
@@ -596,6 +598,8 @@ def _linger(state: Coordination, finished: Collection[str]) -> Step:
             f"waiting {plan.linger:g} s for {names} to fetch the result; started again, it is "
             "served later"
         )
+        if plan.spec.chooses:
+            text = f"waiting {plan.linger:g} s for {names} to compare the encoders"
         told = [Report(progress.Note(text=text), ("lingering", names))]
     is_over = state.lingering_since is not None and state.now - state.lingering_since >= plan.linger
     return state._replace(is_over=is_over), tuple(told)
@@ -608,6 +612,8 @@ def _admit(state: Coordination, event: Admitted) -> Step:
     node = event.node
     hello = event.hello
     federation = state.rounds
+    if state.is_newcomer(node) and state.plan.spec.chooses:
+        return state, ()  # there is no result for it; the next run is soon
     if state.is_newcomer(node):
         text = f"{node} was not in this run, and takes its result"
         noted = Report(progress.Note(text=text), ("newcomer", node))
@@ -699,6 +705,8 @@ def _hear(
             state = state._replace(newcomers=state.newcomers - {node})
             record_finished = (RecordFinished(node),) if is_recorded else ()
             return state, record_finished
+        case Telemetry() if state.plan.spec.chooses:
+            return state, _hear_losses(state, node, message)
         case Telemetry(round=round_):
             measured = progress.Measured(node=node, round=round_, metrics=message.metrics)
             is_known = round_ <= state.rounds.round
@@ -706,6 +714,18 @@ def _hear(
             return state, report
         case Contribution():
             return state, _judge(state, node, message, was_counted=was_counted)
+
+
+def _hear_losses(state: Coordination, node: str, message: Telemetry) -> tuple[Effect, ...]:
+    """Take what a node of a choosing run tells: with that it has finished, and not before.
+
+    It tells that again whenever it is welcomed, since a coordinator may have been killed before
+    that was written down.
+    """
+    if not state.is_finished or node not in state.rounds.members:
+        return ()
+    measured = progress.Measured(node=node, round=message.round, metrics=message.metrics)
+    return Report(measured), RecordFinished(node)
 
 
 def _can_have(spec: Spec, classes: Collection[int]) -> bool:

@@ -19,14 +19,17 @@ from broker_config.protocol.codec import COMPRESSED_MARK, encode_tensors, encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, RecordHead, Spec, TensorSpec
 from broker_config.protocol.round_contents import (
+    BOUND_REVISION,
     NO_BASE,
     basis,
     broadcast_tensors,
     contribution_tensors,
+    hides_contributions,
     is_statistics_round,
     masked_tensors,
 )
 from broker_config.security.mask_keys import Scope
+from broker_config.security.one_time import digest_spec
 from broker_config.storage import disk, hash_chain
 from broker_config.storage.database import check_not_lost
 from broker_config.transfer.blob_transfer import BlobStore
@@ -101,7 +104,7 @@ class Ledger:
         run = self.run
         if run is None and not new:
             check_not_lost(self.folder / Journal.FILE, self.store.folder, self.store.digests())
-        if run is None or (new and not _has_begun(run)):
+        if run is None or (new and not has_begun(run)):
             self._begin(spec, broadcast)
             return
         if new:
@@ -113,10 +116,16 @@ class Ledger:
             raise UsageError(
                 f"the run in {self.folder} was aborted", "begin another one with --new"
             )
+        if hides_contributions(run.spec) and run.spec.revision < BOUND_REVISION:
+            raise UsageError(
+                f"run {run.spec.run} in {self.folder} began with an earlier version of edge-node, "
+                "whose masks and noise could hide two things",
+                "end it with edge-node abort, and begin another one with --new",
+            )
         if differ := ", ".join(_differences(run.spec, spec)):
             other = (
                 "choose another --state folder"
-                if _has_begun(run)
+                if has_begun(run)
                 else "pass --new or choose another --state folder"
             )
             raise UsageError(
@@ -314,6 +323,10 @@ class Ledger:
         if drawn:
             self._drawn = {*drawn}
 
+    def scope(self, round_: int) -> Scope:
+        """What the masks of a round are bound to."""
+        return Scope(self.spec.federation, self.spec.run, round_, digest_spec(self.spec))
+
     def unmask(self, masking: Masking) -> bool:
         """Take the masks from the open round's sum; whether what was revealed of them suffices.
 
@@ -321,9 +334,7 @@ class Ledger:
             EdgeNodeError: all is revealed, and it does not.
         """
         assert isinstance(self._contributions, MaskedContributions)
-        masks = masks_in_sum(
-            masking, Scope(self.spec.federation, self.spec.run, self._round), self._mask_secrets
-        )
+        masks = masks_in_sum(masking, self.scope(self._round), self._mask_secrets)
         if masks is not None:
             self._contributions.unmask(masks)
         return masks is not None
@@ -411,6 +422,7 @@ class Ledger:
         """The last round is closed: the broadcast is the run's result."""
         self._journal.conclude(self.spec.run, self.broadcast_blob)
         self._record(self._journal.facts_since(self.spec.run, self._round))
+        self.run = self._journal.latest()
         self.store.purge(self.served)
 
     def save_result(self) -> Path:
@@ -498,9 +510,15 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
     )
 
 
-def _has_begun(run: Run) -> bool:
-    """Whether it has rounds that another run would throw away."""
+def has_begun(run: Run) -> bool:
+    """Whether a run has rounds that another one would throw away."""
     return run.outcome is None and run.round > 0
+
+
+# fields that follow from others, or from the version of edge-node
+_FOLLOWING = (
+    "run", "software", "tensors", "relays", "statistics", "first_totals", "revision",
+)  # fmt: skip
 
 
 def _differences(old: Spec, new: Spec) -> Iterator[str]:
@@ -510,7 +528,7 @@ def _differences(old: Spec, new: Spec) -> Iterator[str]:
     for name in old.__struct_fields__:
         was = getattr(old, name)
         now = getattr(new, name)
-        if was != now and name not in ("run", "software", "tensors", "relays", "statistics"):
+        if was != now and name not in _FOLLOWING:
             plain = isinstance(was, int | float | str)
             name_text = f"{name} was {was}, is {now}" if plain else f"{name} differ"
             yield name_text

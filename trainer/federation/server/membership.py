@@ -68,13 +68,15 @@ class Membership:
         newcomer: bool = False,
         needs_key: bool = False,
         needs_masks: bool = False,
+        needs_revision: int = 0,
     ) -> Refusal | None:
         """Why a node may not take part; None if it may.
 
         A newcomer to a finished run takes no place.
 
         Where messages are encrypted a node `needs_key`s, or could read nothing; and where only sums
-        are to be read it `needs_masks`, or would send what nobody else hides.
+        are to be read it `needs_masks`, or would send what nobody else hides. What a run does may
+        need a revision of the protocol.
         """
 
         def refusal(reason: str, remedy: str) -> Refusal:
@@ -99,6 +101,11 @@ class Membership:
             return refusal(
                 "this federation masks what its nodes contribute, and edge-node "
                 f"{hello.software[:50]} of this node cannot",
+                "install the coordinator's version of edge-node, then join again",
+            )
+        if isinstance(hello, Hello) and hello.revision < needs_revision:
+            return refusal(
+                f"this federation needs a later edge-node than {hello.software[:50]} of this node",
                 "install the coordinator's version of edge-node, then join again",
             )
         if node in self._identities:

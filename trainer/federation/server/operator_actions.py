@@ -3,24 +3,23 @@ to which they are added one by one.
 
 Who can write there may act, so its permissions are the access control. The coordinator carries out
 what is added while it runs. When it starts it reads all of them: the file is also how it knows,
-after a kill, what holds.
+after a kill, what holds. A damaged file is refused: it may be the one that says who was dropped.
 """
 
-import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from broker_config.protocol.errors import UsageError, suggest
+from broker_config.protocol.errors import EdgeNodeError, UsageError, explain_scarcity, suggest
 from broker_config.protocol.messages import Name, RunId
 from broker_config.storage import disk
+from broker_config.storage.checked_log import CheckedLog
+from broker_config.storage.checksums import DamagedError
 from trainer.federation.server import journal
 from trainer.federation.server.ledger import least_nodes
-from trainer.progress.event_log import read_lines
 
 FILE = "actions.jsonl"
 
@@ -68,16 +67,16 @@ def replay(actions: Iterable[Action], most_dropped: int) -> Control:
 
 
 def act(folder: Path, action: Action) -> None:
-    """Add an action; it is on the disk when this returns. EdgeNodeError if the disk fails."""
-    with disk.writing(folder):
-        file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            # a line that a power cut tore stays alone
-            os.write(file, b"\n" + msgspec.json.encode(action) + b"\n")
-            os.fsync(file)
-        finally:
-            os.close(file)
-        disk.sync(folder)
+    """Add an action; it is on the disk when this returns.
+
+    EdgeNodeError if the disk fails, or the actions before it are damaged.
+    """
+    log = _open(folder)
+    try:
+        with disk.writing(folder):
+            log.append(action)
+    except DamagedError as error:
+        raise _damaged(log.path, error) from None
 
 
 def make_action(run: str, what: Kind, by: str, node: str | None = None, reason: str = "") -> Action:
@@ -136,16 +135,28 @@ class ActionReader:
     """Reads what is added to a folder's actions on one run."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        self._path = folder / FILE
+        self._log = _open(folder)
         self._run = run
-        self._end = 0
 
     def read(self) -> list[Action]:
-        """What has been added since the last time; nothing while the file cannot be read."""
-        found: list[Action] = []
-        with suppress(OSError):
-            found, self._end = read_lines(self._path, self._end, _decoder)
+        """What has been added since the last time; EdgeNodeError if that cannot be read."""
+        try:
+            found = self._log.read()
+        except (OSError, DamagedError) as error:
+            raise explain_scarcity(error) or _damaged(self._log.path, error) from None
         return [action for action in found if action.run == self._run]
+
+
+def _open(folder: Path) -> CheckedLog[Action]:
+    return CheckedLog(folder / FILE, _decoder, mode=0o600)
+
+
+def _damaged(path: Path, error: Exception) -> EdgeNodeError:
+    return EdgeNodeError(
+        f"the operator's actions in {path} cannot be read: {error}",
+        f"restore it from a copy, or remove {path} and {path}.newest: pause or drop again then, "
+        "since nothing that an operator has done holds any more",
+    )
 
 
 _decoder = msgspec.json.Decoder(Action)

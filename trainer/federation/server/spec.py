@@ -12,6 +12,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import (
+    REVISION,
     Aggregation,
     Codec,
     Encryption,
@@ -23,6 +24,7 @@ from broker_config.protocol.messages import (
     TensorSpec,
     Training,
 )
+from broker_config.protocol.names import check_class_name
 from trainer.data.class_names import find_fault
 from trainer.federation import masking, update_codec
 from trainer.federation.masking import grid
@@ -146,6 +148,7 @@ def draft(
     encoder: Arrays | None = None,
     aliases: Mapping[str, str] = {},
     encryption: Encryption = "none",
+    chooses: bool = False,
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given,
     replaces the initial weights.
@@ -153,7 +156,7 @@ def draft(
     With a codec the encoder's are rounded, as `round_start` does.
 
     `aliases` are other names of the classes, which plants' folders may have. With `encryption`
-    members need kits.
+    members need kits. A run that `chooses` only compares encoders.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
@@ -219,6 +222,8 @@ def draft(
         mask_threshold=threshold,
         mask_neighbours=mask_neighbours,
         privacy=privacy,
+        revision=REVISION,
+        chooses=chooses,
     )
     try:
         # as the nodes do: a spec that they would refuse must not be published
@@ -242,7 +247,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample",
             "deadline", "seed", "threads", "codec", "encryption", "mask_threshold",
-            "mask_neighbours",
+            "mask_neighbours", "chooses",
         )
     }  # fmt: skip
     parts = {
@@ -270,6 +275,8 @@ def _check(
             f"a federation needs two or more different classes, not {', '.join(classes)}",
             "name each class once",
         )
+    for name in classes:
+        check_class_name(name)
     for what, number, most in (
         ("a sample of", participation.sample or nodes, nodes),
         ("a quorum of", participation.quorum or 1, participation.sample or nodes),

@@ -139,13 +139,17 @@ class _Feed:
         self._taken = self._recorded = 0  # points
 
     def take(self, event: AnyEvent) -> None:
-        if isinstance(event, Gathering) and self._thread is None:
+        if (
+            isinstance(event, Gathering)
+            and self._thread is None
+            and not event.settings.get("chooses")  # the run that is wanted follows
+        ):
             run = Run(event.federation, event.run, event.settings)
             self._thread = threading.Thread(
                 target=self._work, args=(run,), daemon=True, name=f"tracker-{self._name}"
             )
             self._thread.start()
-        self._finished |= isinstance(event, FederationFinished)
+        self._finished |= isinstance(event, FederationFinished) and self._thread is not None
         now = time.time()
         points = to_points(event) if self._thread else ()
         for name, value, round_ in points:

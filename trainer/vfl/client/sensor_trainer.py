@@ -22,6 +22,7 @@ from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.target_round import ProductPositions
 from trainer.vfl.networks import embedding_size
+from trainer.vfl.privacy import ProtectionAccount, describe_spent, run_secret
 from trainer.vfl.simulation import release
 
 _SOURCE = "source"  # name in a checkpoint
@@ -59,7 +60,8 @@ class SensorTrainer:
         self.positions = ProductPositions()
         self.iteration = 0.0  # seconds, as measured in the last round
         self._size = embedding_size(spec.network, (self.samples.columns, spec.cycles))
-        self._secret = _secret(folder)
+        self._secret = run_secret(_secret(folder), spec)
+        self._account = ProtectionAccount(folder)
         self._deploy = deploy
         self._checkpoints = Checkpoints(folder / spec.run, warn)
         self.restore(max(self.kept))
@@ -162,6 +164,7 @@ class SensorTrainer:
         values, missing = taken
         begun = time.monotonic()
         samples = torch.from_numpy(values.copy())
+        self._account.spend(self.spec, frame.round)
         sent = release(self.spec, self.sensor, samples, frame.round)
         frames = tensor_frames.embedding_frames(
             sent.received,
@@ -183,6 +186,13 @@ class SensorTrainer:
                 count, [size] * len(self.spec.sensors), len(self.spec.classes)
             )
         return LocalRound(frame.round, samples, missing, payloads, reply)
+
+    def describe_spent(self, rounds: int) -> str:
+        """What a product has spent of its protection, in so many rounds and in all runs;
+        "" without any.
+        """
+        told = (describe_spent(self.spec, rounds), self._account.describe(self.spec))
+        return "; ".join(filter(None, told))
 
     def train(self, turn: LocalRound) -> None:
         """Take the local iterations of a round."""

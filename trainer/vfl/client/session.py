@@ -58,7 +58,6 @@ from trainer.vfl.client.session_state import (
     start,
 )
 from trainer.vfl.client.target_round import check_frame, positions_to_keep
-from trainer.vfl.privacy import describe_spent
 from trainer.vfl.process_setup import EVENT_QUEUE, set_up_process
 
 _TICK = 0.2  # seconds
@@ -297,7 +296,7 @@ class _Sensor:
     # What is told about it
 
     def _report_privacy(self) -> None:
-        if text := describe_spent(self._spec, self._state.round):
+        if text := self._trainer.describe_spent(self._state.round):
             self._note(text)
 
     def _note(self, text: str) -> None:

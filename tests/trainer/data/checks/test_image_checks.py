@@ -3,6 +3,7 @@ and says what to do.
 """
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -635,3 +636,28 @@ def test_folders_that_are_no_class_of_the_federation_stop_the_plant_before_it_jo
         ).returncode
         == 0
     )
+
+
+@pytest.mark.parametrize("name", [b"Kratzer_\xe4", b"a\nb", b"a\\b"])
+def test_a_folder_that_no_class_can_be_called_like_is_an_error_and_json_all_the_same(
+    plant: Path, name: bytes
+) -> None:
+    """As a zip from Windows leaves it: Latin-1."""
+    odd = plant / os.fsdecode(name)
+    odd.mkdir()
+    for index in range(10):
+        texture(1000 + index).save(odd / f"{index}.png")
+    done = here("check", plant, "--size", SIZE, "--json")
+    assert done.returncode == 1, done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    [told] = [each for each in findings if each["severity"] == "error"]
+    assert told["text"].isprintable()
+    assert here("check", plant, "--size", SIZE).returncode == 1
+    assert here("check", plant, "--size", SIZE, "--picture", plant / "a.png").returncode == 1
+
+
+def test_a_file_s_name_in_any_encoding_is_no_error(plant: Path) -> None:
+    (plant / CLASSES[0] / "0.png").rename(plant / CLASSES[0] / os.fsdecode(b"\xe4\x1b[2J.png"))
+    done = here("check", plant, "--size", SIZE, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["can_join"]

@@ -38,7 +38,11 @@ def joining(mosquitto: EmbeddedBroker, folder: Path, wait: float = 60) -> None:
 
 
 def retain(
-    mosquitto: EmbeddedBroker, status: Literal["gathering", "finished", "aborted"], method: str
+    mosquitto: EmbeddedBroker,
+    status: Literal["gathering", "finished", "aborted"],
+    method: str,
+    *,
+    chooses: bool = False,
 ) -> None:
     """What a broker keeps of a federation whose coordinator has gone."""
     spec, _ = draft(
@@ -46,6 +50,7 @@ def retain(
         federation="steel",
         classes=CLASSES,
         nodes=2,
+        chooses=chooses,
     )
     state = RoundState(
         run=spec.run, round=0, status=status, reason="a shift's end" if status == "aborted" else ""
@@ -93,6 +98,15 @@ def test_a_newcomer_to_a_federation_that_has_ended_is_told_so_soon(
         joining(mosquitto, tmp_path, wait)
     assert remedy in str(told.value.remedy)
     assert told.value.exit_code == 1, "systemd starts it again, and it finds the next run"
+
+
+def test_the_run_after_a_choosing_run_is_waited_for(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """The choosing run itself has finished, and needs no other node."""
+    retain(mosquitto, "finished", "gaussian", chooses=True)
+    with pytest.raises(UsageError, match="no coordinator appeared"):
+        joining(mosquitto, tmp_path, wait=0.1)
 
 
 def test_a_federation_that_is_under_way_is_waited_for(

@@ -2,6 +2,7 @@
 over a real broker.
 """
 
+import math
 import queue
 import re
 import threading
@@ -24,14 +25,16 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Encryption, RoundState, Spec
 from tests.support.authority import Authority
+from tests.support.changed_specs import changed
 from tests.support.plants import CLASSES, draw, here, load_images
 from tests.support.terminal import Terminal
 from tests.support.threaded_federation import same
 from tests.support.waiting import PATIENCE
 from trainer import progress
-from trainer.federation.client import discovery
+from trainer.federation.client import discovery, federation_audit
+from trainer.federation.client.demands import Demands
 from trainer.federation.client.discovery import Joinable
-from trainer.federation.client.join import join
+from trainer.federation.client.join import _meets, join
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
@@ -375,3 +378,25 @@ def refused_to_join(
             wait=0,
             report=progress.ignore,
         )
+
+
+def test_an_audit_that_has_passed_counts_for_that_spec_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A coordinator could else have private sums audited, and then ask for open ones."""
+    audited: list[Spec] = []
+    monkeypatch.setattr(federation_audit, "check_exposure", lambda spec, *_: audited.append(spec))
+    request = Request("gaussian", model="small", weights="none", size=32)
+    spec, _ = draft(request, federation="steel", classes=CLASSES, nodes=2)
+    images = load_images(spec, draw(tmp_path / "images", 3, 1))
+    wanted = Demands(None, math.inf, {"counts": 0.5})
+
+    def meets(asked: Spec) -> None:
+        assert _meets(wanted, asked, images, tmp_path / "state", progress.ignore, lambda: False)
+
+    meets(spec)
+    meets(spec)
+    assert audited == [spec]
+    for _, other in changed(spec):
+        meets(other)
+        assert audited[-1] == other

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from broker_config.protocol.codec import encode_tensors, read_tensors
-from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest, MaskingAnswer, MaskingStep, TensorSpec
 from broker_config.protocol.round_contents import contribution_tensors, masked_tensors
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.transfer.blob_store import BlobStore
 from tests.support.authority import Authority
+from tests.support.changed_specs import changed
 from tests.support.threaded_federation import PLANTS
 from tests.support.wire_messages import SESSION
 from trainer.federation.client import checkpoint
@@ -187,3 +188,51 @@ def test_the_classes_of_its_images_are_told_where_there_are_statistics(nodes: No
         keys = node.begin(1).keys
         assert keys
         assert keys.classes == told
+
+
+def test_under_any_other_spec_of_the_same_run_nothing_is_masked(nodes: Nodes) -> None:
+    """Run A, another run, then A with another spec: the masks of its round were used."""
+    nodes.share()
+    store, progress = nodes.contributed(A, 0.5)
+    nodes.nodes[A].mask(store, nodes.method, progress)
+    checkpoint.keep_spec(nodes.folder / A, nodes.spec)
+    between = msgspec.structs.replace(nodes.spec, run="b" * 16)
+    checkpoint.keep_spec(nodes.folder / A, between)
+    count = 0
+    for name, other in changed(nodes.spec):
+        if name == "run":
+            continue
+        with pytest.raises(UsageError):
+            checkpoint.keep_spec(nodes.folder / A, other)
+        try:
+            again = MaskedContributions(other, A, SESSION, nodes.signers[A], nodes.folder / A)
+        except UsageError:
+            continue  # its thresholds protect nobody
+        with pytest.raises(EdgeNodeError):
+            again.begin(1)
+        count += 1
+    assert count > 20
+    checkpoint.keep_spec(nodes.folder / A, nodes.spec)
+    assert nodes.start(A).mask(store, nodes.method, progress) is not None
+
+
+def test_nodes_with_other_specs_have_no_masks_in_common(nodes: Nodes) -> None:
+    """A coordinator that announces two finds that neither takes the other's keys."""
+    other = msgspec.structs.replace(nodes.spec, quorum=2)
+    nodes.nodes[C] = MaskedContributions(other, C, SESSION, nodes.signers[C], nodes.folder / C)
+    members = {name: node.begin(1).keys for name, node in nodes.nodes.items()}
+    for node in nodes.nodes.values():
+        with pytest.raises(EdgeNodeError):
+            node.advance(nodes.step(members=members))
+
+
+def test_other_bytes_than_have_left_never_leave(nodes: Nodes) -> None:
+    nodes.share()
+    store, progress = nodes.contributed(A, 0.5)
+    assert nodes.nodes[A].mask(store, nodes.method, progress) is not None
+    kept = checkpoint.load_masks(nodes.folder / A)
+    assert kept is not None
+    assert len(kept.released) == 64
+    checkpoint.save_masks(nodes.folder / A, msgspec.structs.replace(kept, released="0" * 64))
+    with pytest.raises(EdgeNodeError):
+        nodes.start(A).mask(store, nodes.method, progress)

@@ -35,6 +35,7 @@ from trainer.federation.client.session_events import (
     CheckRun,
     Connected,
     Deploy,
+    Deployed,
     Effect,
     Fail,
     Fetch,
@@ -45,6 +46,7 @@ from trainer.federation.client.session_events import (
     Send,
     TellFinished,
     TellKeys,
+    TellOutcome,
     Tick,
     Train,
 )
@@ -458,6 +460,64 @@ def test_a_newcomer_has_no_part_in_a_model_and_makes_one_of_sums() -> None:
     assert any(isinstance(each, TellFinished) for each in newcomer.outbox)
     newcomer.advance(Connected())
     assert of(newcomer.advance(Tick(1.0)), Announce) == [Announce(0, is_served=True)]
+
+
+def begin_choosing(**plan: Any) -> NodeModel:
+    spec = msgspec.structs.replace(make_spec(rounds=1, statistics=True), chooses=True)
+    return begin(spec=spec, previews=True, **plan)
+
+
+def tell_losses(node: NodeModel) -> list[Effect]:
+    """The losses are known."""
+    node.job = None
+    return node.advance(Deployed(FOLDER / "preview.json", ("a forecast",), {"loss": 1.0}))
+
+
+def finish(node: NodeModel) -> None:
+    show(node, 1, "finished")
+    node.arrive()
+
+
+def test_a_node_of_a_choosing_run_tells_its_losses_whenever_it_is_welcomed_and_stays() -> None:
+    node = play(begin_choosing(awaits_next=True), 1)
+    finish(node)
+    assert node.job == Job(make_broadcast(node.plan.spec, 2), 0)
+    effects = tell_losses(node)
+    assert of(effects, TellOutcome) == [TellOutcome({"loss": 1.0})]
+    assert "a forecast" in texts(effects)
+    assert node.state.result is None
+    assert current_activity(node.state) == "waiting"
+    effects = welcome(node, 1, OTHER)
+    effects += show(node, 1, "finished", OTHER)
+    assert of(effects, TellOutcome) == [TellOutcome({"loss": 1.0})]
+    assert of(effects, Deploy) == []
+    (checked,) = of(hear(node, RoundState(run="f" * 16, round=0, status="gathering")), CheckRun)
+    assert checked == CheckRun()
+
+
+def test_losses_are_made_again_when_the_coordinator_has_gone_back() -> None:
+    node = play(begin_choosing(awaits_next=True), 1)
+    finish(node)
+    tell_losses(node)
+    welcome(node, 0, OTHER)
+    show(node, 1, "open", OTHER)
+    accept(node, 1)
+    show(node, 1, "finished", OTHER)
+    assert node.job == Job(make_broadcast(node.plan.spec, 2), 0)
+    assert of(welcome(node, 1, OTHER), TellOutcome) == []
+
+
+def test_a_preview_of_a_choosing_run_tells_its_losses_and_ends() -> None:
+    node = play(begin_choosing(), 1)
+    finish(node)
+    assert of(tell_losses(node), TellOutcome) == [TellOutcome({"loss": 1.0})]
+    assert node.state.result == FOLDER / "preview.json"
+
+
+def test_a_node_that_was_not_in_a_choosing_run_waits_for_the_next_one() -> None:
+    node = begin_choosing(awaits_next=True)
+    welcome(node)
+    assert of(show(node, 1, "finished"), Fetch, Deploy, Fail, TellFinished) == []
 
 
 def test_a_model_of_sums_waits_until_it_is_known_whether_they_hold_the_node_s_own() -> None:

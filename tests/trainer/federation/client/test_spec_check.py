@@ -4,17 +4,18 @@ fetched or held for it.
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import TensorSpec
+from broker_config.protocol.messages import ImagePrivacy, TensorSpec
 from tests.support.method_cases import CASES, CLASSES, drafted, shares
 from trainer import progress
 from trainer.federation.client.session import take_part
-from trainer.federation.client.spec_check import check_spec
+from trainer.federation.client.spec_check import check_scales, check_spec
 from trainer.federation.server.spec import Request, draft
 
 HUGE = TensorSpec((1 << 35,), 0)  # 137 GB
@@ -89,3 +90,28 @@ def test_a_node_that_is_told_of_terabytes_connects_to_nobody_and_holds_nothing(
         with pytest.raises(BlockingIOError):
             broker.accept()
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("hides", [{"mask_threshold": 3}, {"privacy": ImagePrivacy(noise=1)}])
+def test_a_run_whose_masks_or_noise_could_hide_two_things_is_refused_by_its_name(
+    hides: dict[str, Any],
+) -> None:
+    spec = msgspec.structs.replace(drafted("fedavg")[0], **hides)
+    check_spec(spec)
+    old = msgspec.structs.replace(spec, revision=1)
+    with pytest.raises(UsageError, match=spec.run):
+        check_spec(old)
+    check_spec(msgspec.structs.replace(old, mask_threshold=0, privacy=None))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_scales_that_do_not_follow_from_the_first_broadcast_are_refused(masked: bool) -> None:
+    request = Request("fedavg", model="small", weights="none", size=32, secure_aggregation=masked)
+    spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=3)
+    check_scales(spec, broadcast)
+    name = min(spec.tensors)
+    for step in (-2, 2):
+        other = msgspec.structs.replace(spec.tensors[name], scale=spec.tensors[name].scale + step)
+        tensors = {**spec.tensors, name: other}
+        with pytest.raises(UsageError, match=name):
+            check_scales(msgspec.structs.replace(spec, tensors=tensors), broadcast)

@@ -63,6 +63,7 @@ def finish(
     *,
     previews: bool,
     change: Callable[[Arrays], Arrays] = dict,
+    chooses: bool = False,
 ) -> object:
     """What the plant says in the end: restarted, with the images of `now`,
     and told the changed result.
@@ -72,6 +73,7 @@ def finish(
         federation="steel",
         classes=CLASSES,
         nodes=2,
+        chooses=chooses,
     )
     every = {name: load_images(spec, folder) for name, folder in folders.items()}
     sums = [
@@ -130,15 +132,20 @@ def test_totals_that_no_plants_can_have_are_refused(
     assert not {each.name for each in (tmp_path / "state").iterdir()} & {"model", "preview.json"}
 
 
+@pytest.mark.parametrize("chooses", [False, True])
 def test_images_that_changed_since_their_sums_were_sent_are_previewed_as_they_are_now(
-    images: dict[str, Path], tmp_path: Path
+    chooses: bool, images: dict[str, Path], tmp_path: Path
 ) -> None:
-    told = finish(images, tmp_path / "state", "later", previews=True)
+    """Only a choosing run's coordinator is told of it."""
+    told = finish(images, tmp_path / "state", "later", previews=True, chooses=chooses)
     assert isinstance(told, Deployed)
     made = msgspec.json.decode((tmp_path / "state" / "preview.json").read_bytes(), type=Preview)
     assert [(share.own, share.others) for share in made.classes] == [(2, 3), (2, 3), (2, 3)]
     assert made.forecasts[0].images == 6
+    known = {"leave-one-out loss small", "images left out"} if chooses else set()
+    assert told.metrics.keys() == known
     assert all(np.isfinite(value) for value in told.metrics.values())
+    assert (made.accuracy is None) == chooses, "no model is made to choose"
 
 
 def test_a_model_is_of_the_images_as_they_are_now(images: dict[str, Path], tmp_path: Path) -> None:
@@ -216,6 +223,9 @@ def test_a_model_is_ready_before_anybody_has_trained(
     made = personal_model.load(tmp_path / "state" / "model")
     assert made.metadata.method == "gaussian"
     assert made.metadata.metrics["images"] == 6
+    assert isinstance(said[2], Begun)
+    assert Path(said[2].ready.folder) == tmp_path / "state" / "model"
+    assert said[2].ready.accuracy == made.metadata.metrics["accuracy"]
 
 
 def test_the_first_model_is_the_same_whichever_totals_hold_this_plant(

@@ -8,7 +8,7 @@ from broker_config.security.mask_keys import RoundSecrets, Scope
 from trainer.federation.masking.masks import apply_masks
 from trainer.models.named_tensors import Arrays
 
-SCOPE = Scope("steel", "0123456789abcdef", 3)
+SCOPE = Scope("steel", "0123456789abcdef", 3, "e" * 64)
 
 
 def contributions(nodes: int, size: int = 1000) -> dict[str, Arrays]:

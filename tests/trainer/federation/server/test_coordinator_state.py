@@ -70,7 +70,8 @@ def begin(
     plan = rounds.Plan(2, quorum, spec.rounds)
     members = (A, B) if round_ else ()
     federation = rounds.restore(plan, round_, members, (), contributed.split())
-    serves = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
+    is_finished = federation.status is rounds.Status.FINISHED
+    serves = is_finished and bool(spec.statistics) and not spec.chooses
     return Coordination(Plan(spec, SERVER, FOLDER, LINGER, serves), federation, **fields)
 
 
@@ -279,6 +280,47 @@ def test_a_node_that_has_forgotten_its_sums_would_count_them_twice_and_is_reject
     assert len(of(play(state, Admitted(A, hello(A, round_=1), is_in_totals=True))[1], Reject)) == 1
     assert len(of(play(state, Admitted(A, hello(A, round_=2), is_in_totals=True))[1], Admit)) == 1
     assert len(of(play(state, Admitted(A, hello(A, round_=1), is_in_totals=False))[1], Admit)) == 1
+
+
+# Choosing runs
+
+
+def tell_losses(node: str) -> Told:
+    return Told(node, Telemetry(session="1" * 16, run=RUN, round=2, metrics={"loss": 1.0}))
+
+
+def begin_choosing(round_: int) -> Coordination:
+    spec = msgspec.structs.replace(make_spec(rounds=2, statistics=True), chooses=True)
+    return begin(spec=spec, round_=round_)
+
+
+def test_a_node_of_a_choosing_run_has_finished_once_its_losses_are_reported() -> None:
+    """Each time that it tells them: they may not have been written down before."""
+    state, effects = play(begin_choosing(3), tell_losses(A))
+    assert [type(each) for each in effects] == [Report, RecordFinished]
+    assert told(effects) == ["Measured"]
+    state, effects = play(state, tell_losses(A))
+    assert [type(each) for each in effects] == [Report, RecordFinished]
+    state, _ = play(state, Tick(0.0, {A}), Tick(1.0, {A, B}))
+    assert state.is_over, "it waits for nobody but its members"
+
+
+@pytest.mark.parametrize(("round_", "node"), [(2, A), (3, C)])
+def test_losses_count_at_the_end_and_of_members_alone(round_: int, node: str) -> None:
+    assert play(begin_choosing(round_), tell_losses(node))[1] == ()
+
+
+def test_nodes_that_have_yet_to_compare_encoders_are_named() -> None:
+    _, effects = play(begin_choosing(3), Started(), Tick(0.0, {A}))
+    notes = told(effects)
+    assert any(B in text and "compare" in text and A not in text for text in notes)
+    assert not any("--new" in text or "fetch" in text for text in notes)
+
+
+def test_a_node_that_comes_after_a_choosing_run_gets_no_answer_and_is_not_waited_for() -> None:
+    state, effects = play(begin_choosing(3), *join(C))
+    assert effects == ()
+    assert play(state, Tick(0.0, {A, B}))[0].is_over
 
 
 # Restarts

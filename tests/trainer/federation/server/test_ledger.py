@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
-from broker_config.protocol.messages import Contribution, Manifest, Spec
+from broker_config.protocol.messages import Contribution, ImagePrivacy, Manifest, Spec
 from broker_config.protocol.retired_fields import REMEDY
 from broker_config.protocol.round_contents import masked_tensors
 from tests.support import class_sums
@@ -556,3 +556,12 @@ def test_a_masked_contribution_weighs_one_and_holds_words(tmp_path: Path) -> Non
             ledger.validate("aa", msgspec.structs.replace(open_, weight=5.0))
         with pytest.raises(PeerError):
             ledger.add_contribution("aa", msgspec.structs.replace(open_, weight=1.0))
+
+
+def test_a_masked_or_private_run_of_an_earlier_version_is_ended_by_name(tmp_path: Path) -> None:
+    spec, broadcast = drafted(1, "mean")
+    spec = msgspec.structs.replace(spec, privacy=ImagePrivacy(noise=1), revision=1)
+    with Ledger(tmp_path) as ledger:
+        ledger.begin_or_continue(spec, broadcast, new=False)
+    with Ledger(tmp_path) as ledger, pytest.raises(UsageError, match=spec.run):
+        ledger.begin_or_continue(spec, broadcast, new=False)

@@ -163,3 +163,14 @@ def test_a_newcomer_to_a_finished_run_takes_no_place_but_no_connected_nodes_name
     )
     taken = membership.find_objection("n", hello(B), RUN, present=True, newcomer=True)
     assert taken is not None
+
+
+def test_a_node_that_knows_less_of_the_protocol_than_a_run_needs_is_named_the_remedy() -> None:
+    membership = Membership(1, {})
+    old = msgspec.structs.replace(hello(A), revision=0)
+    new = msgspec.structs.replace(hello(A), revision=1)
+    assert membership.find_objection("n", old, RUN, present=False) is None
+    refusal = membership.find_objection("n", old, RUN, present=False, needs_revision=1)
+    assert refusal is not None
+    assert refusal.remedy
+    assert membership.find_objection("n", new, RUN, present=False, needs_revision=1) is None

@@ -50,20 +50,31 @@ def test_an_action_that_was_torn_by_a_power_cut_harms_no_other(tmp_path: Path) -
     assert ActionReader(tmp_path, RUN).read() == [first, second]
 
 
-def test_what_nobody_can_have_meant_is_left_out(tmp_path: Path) -> None:
+def test_no_flipped_bit_changes_what_an_operator_has_done(tmp_path: Path) -> None:
+    act(tmp_path, make_action(RUN, "drop", "anna", "plant-a"))
     act(tmp_path, make_action(RUN, "pause", "anna"))
-    with (tmp_path / FILE).open("ab") as file:
-        file.write(
-            b'{"run": "0123456789abcdef", "what": "explode", "by": "anna", "time": 1}\n\xff\n[]\n'
-        )
-    assert len(ActionReader(tmp_path, RUN).read()) == 1
+    whole = (tmp_path / FILE).read_bytes()
+    for position in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[position // 8] ^= 1 << position % 8
+        (tmp_path / FILE).write_bytes(flipped)
+        with pytest.raises(EdgeNodeError, match=FILE):
+            ActionReader(tmp_path, RUN).read()
 
 
-def test_a_file_that_cannot_be_read_is_no_action_and_a_folder_that_cannot_be_written_an_error(
-    tmp_path: Path,
-) -> None:
+def test_actions_that_are_gone_are_missed(tmp_path: Path) -> None:
+    act(tmp_path, make_action(RUN, "drop", "anna", "plant-a"))
+    (tmp_path / FILE).unlink()
+    with pytest.raises(EdgeNodeError, match=FILE):
+        ActionReader(tmp_path, RUN).read()
+    with pytest.raises(EdgeNodeError, match=FILE):
+        act(tmp_path, make_action(RUN, "pause", "anna"))
+
+
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
-    assert ActionReader(tmp_path, RUN).read() == []
+    with pytest.raises(EdgeNodeError, match=FILE):
+        ActionReader(tmp_path, RUN).read()
     with pytest.raises(EdgeNodeError, match="cannot write"):
         act(tmp_path, make_action(RUN, "pause", "anna"))
 

@@ -10,7 +10,7 @@ import pytest
 from broker_config.protocol.errors import UsageError
 from tests.support.tracked_run import BEGIN, END, RUN, SETTINGS, round_events
 from tests.support.waiting import wait_until
-from trainer.progress import AnyEvent, Measured, Note, ignore
+from trainer.progress import AnyEvent, Gathering, Measured, Note, ignore
 from trainer.progress.trackers import track
 from trainer.progress.trackers.tracker import Limits, Point, Run, to_points, tracking
 
@@ -76,6 +76,19 @@ def test_a_run_is_recorded_with_its_settings_and_every_round() -> None:
         ("round/contributors", 2.0),
     }
     assert memory.ended == [True]
+
+
+def test_of_a_choice_only_the_run_that_is_wanted_is_recorded() -> None:
+    choosing = Gathering(
+        federation="steel", run="f" * 16, nodes=2, rounds=1, settings={"chooses": True}
+    )
+    memory = Memory()
+    with tracking("memory", memory, ignore) as report:
+        for event in (choosing, *round_events(1, 0.25), *END, *BEGIN, *round_events(2, 0.5)):
+            report(event)
+    assert memory.runs == [Run("steel", RUN, SETTINGS)]
+    assert {each.round for each in memory.points} == {2}
+    assert memory.ended == [False]
 
 
 def test_a_run_that_is_suspended_is_not_recorded_as_finished() -> None:
