@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from starlette.requests import Request
+
 from broker_config.protocol.errors import UsageError
-from edge.http.request import Request, RequestError
+from edge.http.request import RequestError
 
 
 class Access(NamedTuple):
@@ -20,6 +22,9 @@ class Access(NamedTuple):
     A page cannot choose the Host and Origin that its browser sends. With a name of its own that it
     lets point to this machine it would be of our origin: so names have to be known. Addresses are
     what they are.
+
+    Who listens on this machine alone is not called by the machine's own names either: whoever
+    answers mDNS or LLMNR in the plant's network decides where these point.
     """
 
     names: frozenset[str]  # by which this server is called, in small letters
@@ -33,24 +38,27 @@ class Access(NamedTuple):
         UsageError when one of `extra` is no name.
         """
         given = frozenset(map(_parse_name, extra))
-        own = socket.gethostname()
-        names = {"localhost", host, own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
+        names = {"localhost", host}
+        if not _is_loopback(host):
+            own = socket.gethostname()
+            short = own.partition(".")[0]
+            names |= {own, short, f"{short}.local"}
         return cls(frozenset(name.lower() for name in names) | given, given, token)
 
     def check(self, request: Request) -> None:
         """RequestError when it is not served."""
-        if request.path.startswith("/v2/health/"):
+        if request.scope["path"].startswith("/v2/health/"):
             # a load balancer asks by a name of its own, and learns no more than whether to send
             # requests here
             return
-        host = request.headers.get(b"host", b"").decode("latin-1").lower()
+        host = request.headers.get("host", "").lower()
         if host and not self._is_ours(_hostname(host)):
             raise RequestError(
                 f"this server is not called {host[:100]}",
                 "use its address, or start it with --allow-host and that name",
                 421,
             )
-        origin = request.headers.get(b"origin", b"").decode("latin-1").lower()
+        origin = request.headers.get("origin", "").lower()
         if (
             origin
             and origin.partition("://")[2] != host
@@ -67,15 +75,15 @@ class Access(NamedTuple):
         """RequestError when it changes something, and there is a token that it does not bear."""
         if not self.token or request.method in ("GET", "HEAD"):
             return
-        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(
-            given.strip(), self.token.encode()
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            given.strip().encode("latin-1"), self.token.encode()
         ):
             raise RequestError(
                 "this line takes images from whoever has its token only",
                 "send it: Authorization: Bearer TOKEN",
                 401,
-                {b"www-authenticate": b"Bearer"},
+                {"www-authenticate": "Bearer"},
             )
 
     def _is_ours(self, name: str) -> bool:
@@ -86,6 +94,14 @@ class Access(NamedTuple):
         except ValueError:
             return False
         return True
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a host to listen on is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _parse_name(given: str) -> str:

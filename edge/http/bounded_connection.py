@@ -7,29 +7,33 @@ connection, and nothing of uvicorn's state.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
 import httptools
 import msgspec
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from edge.http.client_group import client_group
+
 MAX_CONNECTIONS = 256
+MAX_PER_CLIENT = 192  # of one address: others find room whatever it does
 MAX_HEAD = 1 << 16  # bytes of a request besides its body
 MAX_PIPELINED = 8  # requests that wait for the response to one before them
 KEEP_ALIVE = 300  # seconds between the images of a slow line, on one connection
 HEAD_TIME = 10.0  # seconds in which a request's head must arrive, from its first byte on
 LINGER = 5.0  # seconds for the rest of a body that was refused
 SEND_TIME = 30.0  # seconds in which a client must read something
+_TOO_MANY = ("too many connections", "close some, or keep one for all images")
 _CHUNK_FRAME = 16  # bytes around a chunk of a body, at most
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
-Phase = Literal["idle", "head", "busy", "refused body"]
+Phase = Literal["idle", "head", "body", "busy", "refused body"]
+# phases in which the application does nothing for a client, in the order in which they give way
+_GIVE_WAY: tuple[Phase, ...] = ("idle", "refused body", "head", "body")
 
 
 class Connections:
@@ -37,11 +41,11 @@ class Connections:
     requests are.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._open: dict[tuple[str, int], Connection] = {}  # by the client's address
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         client: tuple[str, int] | None = scope["client"]  # None: it had ended before uvicorn saw it
         if client and (connection := self._open.get(client)):
@@ -50,10 +54,16 @@ class Connections:
             await self._app(scope, receive, send)
 
     def admit(self, client: tuple[str, int], connection: "Connection") -> bool:
-        """Add a connection, if need be in place of the one that has been idle the longest;
-        False if none is idle.
+        """Add a connection, if need be in place of another; False if none gives way.
+
+        Whoever has its share takes from itself.
         """
-        if len(self._open) >= MAX_CONNECTIONS and not self._displace():
+        group = connection.group
+        own = [each for each in self._open.items() if each[1].group == group]
+        if len(own) >= MAX_PER_CLIENT:
+            if not self._displace(own):
+                return False
+        elif len(self._open) >= MAX_CONNECTIONS and not self._displace([*self._open.items()]):
             return False
         self._open[client] = connection
         return True
@@ -63,13 +73,22 @@ class Connections:
         if self._open.get(client) is connection:
             del self._open[client]
 
-    def _displace(self) -> bool:
-        idle = [each for each in self._open.items() if each[1].phase == "idle"]
-        if not idle:
+    def _displace(self, among: "Sequence[tuple[tuple[str, int], Connection]]") -> bool:
+        """End a connection for which the application does nothing; False if there is none.
+
+        The client that has the most of these loses one: first of those that are idle, then of
+        those whose request has been arriving the longest. Half a request costs its sender a
+        packet, so a few packets must not keep everybody else out.
+        """
+        found = [each for each in among if each[1].phase in _GIVE_WAY]
+        if not found:
             return False
-        client, longest = min(idle, key=lambda each: each[1].phase_began)
+        counts = Counter(connection.group for _, connection in found)
+        most = max(counts.values())
+        candidates = [each for each in found if counts[each[1].group] == most]
+        client, chosen = min(candidates, key=lambda each: each[1].precedence)
         del self._open[client]
-        longest.close()
+        chosen.give_way()
         return True
 
 
@@ -77,9 +96,10 @@ class Connection(asyncio.Protocol):
     """A connection: it passes everything on to uvicorn's protocol, unless that exceeds a bound."""
 
     def __init__(self, *, config: uvicorn.Config, **arguments: Any) -> None:
+        self.group = ""  # what counts as this client
         self.phase: Phase = "idle"
         self.phase_began = 0.0  # by the event loop's clock
-        self._http = HttpToolsProtocol(config=config, **arguments)
+        self._http = _Protocol(config=config, **arguments)
         # any application, for uvicorn
         self._connections: Connections = config.app  # type: ignore[assignment]
         self._progress = _Progress()
@@ -99,12 +119,13 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._client = (str(peer[0]), int(peer[1]))
+        self.group = client_group(self._client[0])
         self._is_admitted = self._connections.admit(self._client, self)
         if self._is_admitted:
             self._http.connection_made(_LenientTransport(transport))  # type: ignore[arg-type]
-            self._enter("idle")
+            self._enter("idle", anew=True)
         else:
-            self._refuse(503, "too many connections", "close some, or keep one for all images")
+            self._refuse(503, *_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers, and let the requests in hand know that nobody waits for their
@@ -160,13 +181,19 @@ class Connection(asyncio.Protocol):
         self._http.resume_writing()
         self._cancel_send_timer()
 
-    def close(self) -> None:
-        """Close the connection, after what has been written."""
-        self._transport.close()
+    @property
+    def precedence(self) -> tuple[int, float]:
+        """The less, the sooner it gives way to a new connection."""
+        return _GIVE_WAY.index(self.phase), self.phase_began
 
-    async def serve(
-        self, app: Application, scope: Mapping[str, Any], receive: Receive, send: Send
-    ) -> None:
+    def give_way(self) -> None:
+        """Close the connection for another one, with a response if it has begun to ask."""
+        if self.phase == "head":
+            self._refuse(503, *_TOO_MANY)
+        else:
+            self._transport.close()
+
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for one request of this connection."""
         is_whole = False
         ended = asyncio.Event()
@@ -210,7 +237,9 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if self._progress.asked > self._answered:
-            self._enter("busy")
+            is_arriving = self._progress.is_in_body and self._progress.asked == self._answered + 1
+            phase: Phase = "body" if is_arriving else "busy"
+            self._enter(phase)
         elif self._has_left:
             self._transport.close()
         elif self._progress.is_in_body:
@@ -221,14 +250,14 @@ class Connection(asyncio.Protocol):
             self._enter("idle", anew=True)
 
     def _enter(self, phase: Phase, *, anew: bool = False) -> None:
-        if phase == self.phase and self._timer and not anew:
+        if phase == self.phase and not anew:
             return
         self._cancel_timer()
         self.phase = phase
         self.phase_began = self._loop.time()
         if phase == "idle":
             self._timer = self._loop.call_later(KEEP_ALIVE, self._transport.close)
-        elif phase != "busy":
+        elif phase in ("head", "refused body"):
             seconds = HEAD_TIME if phase == "head" else LINGER
             error = (408, "the request did not arrive in time", "check the network, or send less")
             self._timer = self._loop.call_later(seconds, self._refuse, *error)
@@ -253,6 +282,17 @@ class Connection(asyncio.Protocol):
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self._transport.write(head.encode() + body)
         self._transport.close()
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, without what follows a chunked body: it adds such trailers to the
+    headers, where a second Host or Authorization would count.
+    """
+
+    def on_headers_complete(self) -> None:
+        """Leave the request its headers; what else comes is collected where nobody looks."""
+        super().on_headers_complete()
+        self.headers = []
 
 
 class _LenientTransport:

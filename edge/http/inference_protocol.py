@@ -19,10 +19,13 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Manifest
+from edge.http.web_messages import ModelMetadata
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 
 MAX_IMAGES = 1024  # of a request
+MAX_WRITTEN = 1 << 22  # values of a response as JSON, which take some 20 bytes each
+PIECE = 1 << 13  # values written at once, which takes about a millisecond
 _OUTPUTS = 1 << 16  # bytes of JSON that name the outputs
 
 _Pixel = Annotated[int, Meta(ge=0, le=255)]
@@ -88,7 +91,7 @@ class InferenceRequest(NamedTuple):
         return len(self.files) if self.images is None else len(self.images)
 
 
-def metadata(model: Model) -> dict[str, Any]:
+def metadata(model: Model) -> ModelMetadata:
     """The model's inputs and outputs; -1 is any number, or one that only the graph knows."""
     manifest = model.manifest
     size = manifest.input.size
@@ -277,7 +280,7 @@ class _Tensor(Struct, omit_defaults=True):
     datatype: str
     shape: tuple[int, ...]
     parameters: dict[str, int] | None = None
-    data: list[Any] | None = None
+    data: msgspec.Raw | None = None
 
 
 class _ResponseJson(Struct, omit_defaults=True):
@@ -288,6 +291,32 @@ class _ResponseJson(Struct, omit_defaults=True):
     id: str = ""
 
 
+def value_count(inference: InferenceRequest, model: Model, outputs: Outputs) -> int:
+    """Return how many values the response has; InvalidRequestError if they are too many."""
+    names = [wanted.name for wanted in inference.outputs]
+    found = sum(_values(name, model, outputs).size for name in names)
+    written = sum(
+        _values(wanted.name, model, outputs).size
+        for wanted in inference.outputs
+        if not (wanted.binary or wanted.classes)
+    )
+    # outputs may be those of the first images alone
+    images = inference.image_count / len(outputs.probabilities)
+    if written * images > MAX_WRITTEN:
+        raise InvalidRequestError(
+            f"its response would have more than {MAX_WRITTEN} values as JSON: ask for binary "
+            "data, fewer outputs or fewer images"
+        )
+    return found
+
+
+def _values(name: str, model: Model, outputs: Outputs) -> NDArray[np.float32]:
+    if name == model.manifest.output:
+        return outputs.probabilities
+    found: NDArray[np.float32] = getattr(outputs, name)
+    return found
+
+
 def build_response(
     inference: InferenceRequest, model: Model, outputs: Outputs
 ) -> tuple[bytes, int | None]:
@@ -296,11 +325,7 @@ def build_response(
     tensors = []
     binaries = []
     for wanted in inference.outputs:
-        values = (
-            outputs.probabilities
-            if wanted.name == manifest.output
-            else getattr(outputs, wanted.name)
-        )
+        values = _values(wanted.name, model, outputs)
         tensor, binary = _encode_tensor(wanted, values, manifest.classes)
         tensors.append(tensor)
         binaries.append(binary)
@@ -335,8 +360,18 @@ def _encode_tensor(
         binary = values.astype("<f4", copy=False).tobytes()
     if wanted.binary:
         return _Tensor(wanted.name, datatype, shape, {"binary_data_size": len(binary)}), binary
-    data = words if wanted.classes else values.ravel().tolist()
+    data = _write(words) if wanted.classes else _write(values.ravel())
     return _Tensor(wanted.name, datatype, shape, data=data), b""
+
+
+def _write(values: list[str] | NDArray[np.float32]) -> msgspec.Raw:
+    """Write a list as JSON, in pieces between which other threads have their turn."""
+    pieces = []
+    for first in range(0, len(values), PIECE):
+        piece = values[first : first + PIECE]
+        plain = piece if isinstance(piece, list) else piece.tolist()
+        pieces.append(msgspec.json.encode(plain)[1:-1])
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 
 def _format_likeliest(row: NDArray[np.float32], count: int, classes: Sequence[str]) -> list[str]:

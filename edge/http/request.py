@@ -1,30 +1,31 @@
-"""One HTTP request and its response, and bounded reading of request bodies."""
+"""Requests and responses in JSON, and bounded reading of request bodies."""
 
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
-from urllib.parse import parse_qs
+from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from broker_config.protocol.errors import EdgeNodeError
+from edge.http.client_group import client_group
 from edge.inference.image_decoding import MAX_BYTES
 from edge.inference.pipeline import Pipeline
 
 MAX_WAITING = 16  # requests with a body
 MAX_HELD = 2 * MAX_BYTES  # bytes of all their bodies together
 UPLOAD = 10.0  # seconds in which a body must arrive
+INLINE = 1 << 16  # bytes of JSON parsed on the event loop, which takes less than a millisecond
 
 _MAX_JSON = 1 << 20  # bytes of what a page sends
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-_JSON = b"application/json"
 _SLOWLY = "send them more slowly"
-_LATER = {b"retry-after": b"1"}
+_LATER = {"retry-after": "1"}
 
-Receive = Callable[[], Any]
 T = TypeVar("T")
 
 
@@ -36,101 +37,81 @@ class RequestError(EdgeNodeError):
         what: str,
         remedy: str,
         status: int = 400,
-        headers: Mapping[bytes, bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(what, remedy)
         self.status = status
         self.headers = headers or {}
 
 
-class Response(NamedTuple):
-    """The response to a client."""
-
-    body: bytes
-    status: int = 200
-    kind: bytes = _JSON
-    headers: Mapping[bytes, bytes] = {}
-    # what follows the body, piece by piece, as long as the client listens
-    stream: AsyncGenerator[bytes] | None = None
-
-    @classmethod
-    def json(
-        cls, content: Any, status: int = 200, headers: Mapping[bytes, bytes] | None = None
-    ) -> "Response":
-        """A response with anything that msgspec encodes."""
-        return cls(msgspec.json.encode(content), status, headers=headers or {})
-
-    @classmethod
-    def from_error(cls, error: RequestError) -> "Response":
-        """A response that says what was wrong, and what to do."""
-        return cls.json({"error": error.what, "remedy": error.remedy}, error.status, error.headers)
+def json_response(
+    content: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a response with anything that msgspec encodes."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-class Request:
-    """A request as ASGI gives it."""
+def error_response(error: RequestError) -> Response:
+    """Return a response that says what was wrong, and what to do."""
+    return json_response({"error": error.what, "remedy": error.remedy}, error.status, error.headers)
 
-    def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.names: dict[str, str] = {}  # the parameters in the path
-        self.user = ""  # who has logged in, on a route that only those may use
-        self._scope = scope
-        self._receive = receive
 
-    @cached_property
-    def headers(self) -> dict[bytes, bytes]:
-        """Headers by lower-case name; of a repeated one the last."""
-        return dict(self._scope["headers"])
+def client_of(request: Request) -> str:
+    """Return what counts as the client that asks; empty if it is gone."""
+    return client_group(request.client.host) if request.client else ""
 
-    def query(self, name: str, default: str) -> str:
-        """The first value of a parameter in the URL."""
-        query: bytes = self._scope["query_string"]
-        return parse_qs(query.decode("latin-1")).get(name, [default])[0]
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body, as it arrives; RequestError when the client goes away."""
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
+def query(request: Request, name: str, default: str) -> str:
+    """Return the first value of a parameter in the URL that is not empty."""
+    values = request.query_params.getlist(name)
+    return next(filter(None, values), default)
+
+
+async def chunks(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives; RequestError when the client goes away."""
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect as error:
+        raise RequestError(
+            "the connection ended before the request's body did", "send it again"
+        ) from error
+
+
+async def read_json(request: Request, kind: type[T]) -> T:
+    """Read the body as JSON, which must fit `kind`; RequestError when it does not,
+    is too large or too slow.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise RequestError(
+            "the body is not said to be JSON",
+            "send it with Content-Type: application/json",
+            415,
+        )
+    body = bytearray()
+    async with receiving_in_time():
+        async for chunk in chunks(request):
+            body += chunk
+            if len(body) > _MAX_JSON:
                 raise RequestError(
-                    "the connection ended before the request's body did", "send it again"
+                    f"the request is larger than {_MAX_JSON >> 20} MiB",
+                    "send less at once",
+                    413,
                 )
-            yield message.get("body", b"")
-            more = message.get("more_body", False)
+    decode = partial(msgspec.json.decode, body, type=kind)
+    try:
+        return decode() if len(body) <= INLINE else await asyncio.to_thread(decode)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(
+            f"the body does not fit: {error}", "correct that, and send it again"
+        ) from error
 
-    async def json(self, kind: type[T]) -> T:
-        """The body as JSON, which must fit `kind`; RequestError when it does not,
-        is too large or too slow.
-        """
-        if self.headers.get(b"content-type", b"").partition(b";")[0].strip() != _JSON:
-            raise RequestError(
-                "the body is not said to be JSON",
-                "send it with Content-Type: application/json",
-                415,
-            )
-        body = b""
-        async with receiving_in_time():
-            async for chunk in self.chunks():
-                body += chunk
-                if len(body) > _MAX_JSON:
-                    raise RequestError(
-                        f"the request is larger than {_MAX_JSON >> 20} MiB",
-                        "send less at once",
-                        413,
-                    )
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except msgspec.MsgspecError as error:
-            raise RequestError(
-                f"the body does not fit: {error}", "correct that, and send it again"
-            ) from error
 
-    async def wait_for_disconnect(self) -> None:
-        """Return when the client, whose whole body is here,
-        has hung up or sends nothing more, which looks the same.
-        """
-        await self._receive()
+async def wait_for_disconnect(request: Request) -> None:
+    """Return when the client, whose whole body is here,
+    has hung up or sends nothing more, which looks the same.
+    """
+    await request.receive()
 
 
 @contextlib.asynccontextmanager
@@ -145,16 +126,6 @@ async def receiving_in_time() -> AsyncIterator[None]:
             "check the network, or send less",
             408,
         ) from error
-
-
-class Route(NamedTuple):
-    """A path, a method and their handler."""
-
-    template: str
-    method: str
-    handler: Callable[[Request], Awaitable[Response]]
-    # a token is needed by what is not read only, if there is one
-    needs: Literal["token", "login", "nothing"] = "token"
 
 
 class BodyReader:
@@ -179,7 +150,7 @@ class BodyReader:
             # from now on: whoever announces a body and does not send it takes no room
             with self._waiting():
                 await self._unpack(
-                    request.headers.get(b"content-encoding", b"identity").lower(), held
+                    request.headers.get("content-encoding", "identity").lower(), held
                 )
                 yield held[0]
         finally:
@@ -200,21 +171,21 @@ class BodyReader:
 
     async def _receive(self, request: Request, into: list[bytes]) -> None:
         """Fill `into` with the body, as one piece in the end."""
-        if int(request.headers.get(b"content-length", b"0")) > MAX_BYTES:
+        if int(request.headers.get("content-length", "0")) > MAX_BYTES:
             raise _too_large()
         async with receiving_in_time():
             size = 0
-            async for chunk in request.chunks():
+            async for chunk in chunks(request):
                 self._hold(into, chunk)
                 size += len(chunk)
                 if size > MAX_BYTES:
                     raise _too_large()
         into[:] = [b"".join(into)]
 
-    async def _unpack(self, encoding: bytes, held: list[bytes]) -> None:
-        if encoding == b"identity":
+    async def _unpack(self, encoding: str, held: list[bytes]) -> None:
+        if encoding == "identity":
             return
-        if encoding not in (b"gzip", b"deflate"):
+        if encoding not in ("gzip", "deflate"):
             raise RequestError(
                 "the body's Content-Encoding is not known", "use gzip, deflate or none", 415
             )

@@ -5,9 +5,10 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from broker_config.protocol.errors import EdgeNodeError
-from edge.http.bounded_connection import KEEP_ALIVE, Application, Connection, Connections
+from edge.http.bounded_connection import KEEP_ALIVE, Connection, Connections
 
 _DRAIN = 15  # seconds for requests in hand
 
@@ -39,7 +40,7 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn without its signal handling: when to stop is the daemon's decision."""
 
-    def __init__(self, app: Application, on_started: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, on_started: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 Connections(app),

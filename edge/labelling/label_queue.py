@@ -212,6 +212,8 @@ class LabelQueue:
     def picture(self, name: str, side: int) -> bytes:
         """What the network saw of an image of the queue,
         as JPEG within so many pixels; ImageError when it is gone.
+
+        It changes nothing, and may be called in another thread than the rest.
         """
         if (image := self._images.get(_stem(name))) is None:
             raise ImageError(f"{name} is not kept any more", "load the queue again")

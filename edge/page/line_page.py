@@ -6,22 +6,89 @@ It changes nothing: who may reach the line over HTTP may watch.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Literal, TypedDict
 
-from edge.http.request import Request, RequestError, Response, Route
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.http.openapi import Answer, Operation, Parameter, refused, told
+from edge.http.request import RequestError, json_response, query
+from edge.http.web_app import Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
+from edge.labelling.field_accuracy import FieldAccuracy
 from edge.page.label_page import LabelPage
 from edge.page.page_files import page_routes
-from edge.page.recent_inspections import PINNED, RecentInspections, Reject
+from edge.page.recent_inspections import PINNED, RecentInspections, Reject, Snapshot
 from edge.uncertainty.drift import Drift
-from edge.uncertainty.model_warnings import line_warnings
-from edge.uncertainty.performance import held_out_performance
+from edge.uncertainty.model_warnings import ModelWarning, line_warnings
+from edge.uncertainty.performance import Proportion, held_out_performance
 
 PATH = "/line/"
-_FRESH = {b"cache-control": b"no-store"}
+_FRESH = {"cache-control": "no-store"}
+
+
+class ServedModel(TypedDict):
+    """The model that is served."""
+
+    bundle: str
+    digest: str
+    federation: str
+    method: str
+    round: int
+    has_heat: Annotated[bool, Meta(description="Whether pictures have heat maps")]
+    accuracy: Proportion | None
+
+
+class DriftLevel(TypedDict):
+    """How far features have strayed."""
+
+    drifted: bool
+    level: Annotated[float, Meta(description="In control limits")]
+
+
+class LineState(Snapshot):
+    """What a line sees, decides and complains about."""
+
+    line: str
+    time: str
+    state: Literal["ready", "draining", "stalled"]
+    model: ServedModel
+    warnings: Sequence[ModelWarning]
+    drift: DriftLevel | None
+    labels: Annotated[
+        Sequence[str] | None,
+        Meta(description="Classes that images can be given here; null: none"),
+    ]
+    field: Annotated[
+        FieldAccuracy | None,
+        Meta(description="What labels of images kept at random say of the model that is served"),
+    ]
+
+
+_GONE = {404: "It is not held any more"}
+_ID = Parameter("id", "The id of the verdict")
+_STATE = Operation(
+    "What there is to see now",
+    {200: told(LineState, "The state of the line")},
+    (Parameter("held", "The id of a verdict whose picture is to be held on", str, "query"),),
+)
+_PICTURE = Operation(
+    "The frame of the last verdict of a state, with its tiles",
+    {200: Answer("The frame", {"image/jpeg": None}), **refused(_GONE)},
+    (
+        _ID,
+        Parameter("heat", "1: under the heat map of the verdict's class", Literal["1"], "query"),
+    ),
+)
+_REJECT = Operation(
+    "What the network saw of one of the last defects",
+    {200: Answer("What it saw", {"image/jpeg": None}), **refused(_GONE)},
+    (_ID,),
+)
 
 
 class LinePage:
@@ -48,13 +115,9 @@ class LinePage:
     def routes(self) -> Iterator[Route]:
         """Paths below PATH."""
         yield from page_routes(PATH, "line.html", ("line.css", "line.js", "strings.json"))
-        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "state": self._state,
-            "pictures/{id}": self._picture,
-            "rejects/{id}": self._reject,
-        }
-        for name, handler in handlers.items():
-            yield Route(PATH + name, "GET", handler)
+        yield Route(f"{PATH}state", "GET", self._state, about=_STATE)
+        yield Route(f"{PATH}pictures/{{id}}", "GET", self._picture, about=_PICTURE)
+        yield Route(f"{PATH}rejects/{{id}}", "GET", self._reject, about=_REJECT)
 
     async def _state(self, request: Request) -> Response:
         """What there is to see; an image whose id is given as `?held=` is held on."""
@@ -65,13 +128,20 @@ class LinePage:
         if pipeline.model.predictor.reference is None:
             drift = None  # there is nothing that it could be measured by
         measured = held_out_performance(manifest, pipeline.view, pipeline.prior)
+        state: Literal["ready", "draining", "stalled"]
         if pipeline.draining:
             state = "draining"
         elif pipeline.stalled:
             state = "stalled"
         else:
             state = "ready"
-        found: dict[str, Any] = {
+        accuracy = measured.accuracy if measured else None
+        classes = self._labels.classes if self._labels else None
+        field = self._labels.field if self._labels else None
+        strayed: DriftLevel | None = None
+        if drift:
+            strayed = {"drifted": drift.drifted, "level": max(drift.level, drift.excess)}
+        found: LineState = {
             "line": self._line,
             "time": current_time(),
             "state": state,
@@ -82,22 +152,22 @@ class LinePage:
                 "method": manifest.method,
                 "round": manifest.round,
                 "has_heat": "maps" in manifest.extras,
-                "accuracy": measured and measured.accuracy,
+                "accuracy": accuracy,
             },
             "warnings": line_warnings(model, pipeline.view, pipeline.prior),
-            "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
-            "labels": self._labels and self._labels.classes,
-            "field": self._labels and self._labels.field,
-            **self._recent.snapshot(request.query("held", "")),
+            "drift": strayed,
+            "labels": classes,
+            "field": field,
+            **self._recent.snapshot(query(request, "held", "")),
         }
-        return Response.json(found, headers=_FRESH)
+        return json_response(found, headers=_FRESH)
 
     async def _picture(self, request: Request) -> Response:
         """An inspected frame with its tiles, as JPEG; with `?heat=1` under its heat map,
         if its bundle has maps.
         """
-        inspection = self._recent.find(request.names["id"])
-        heat = request.query("heat", "") == "1"
+        inspection = self._recent.find(request.path_params["id"])
+        heat = query(request, "heat", "") == "1"
         if inspection is None:
             raise _gone()
         wanted = inspection.verdict.id, heat
@@ -108,14 +178,15 @@ class LinePage:
                 )
                 while len(self._drawn) > 2 * PINNED:
                     self._drawn.popitem(last=False)
-            return Response(self._drawn[wanted], kind=b"image/jpeg", headers=_FRESH)
+            return Response(self._drawn[wanted], media_type="image/jpeg", headers=_FRESH)
 
     async def _reject(self, request: Request) -> Response:
         """What the network saw of one of the last defects, as JPEG."""
-        reject = self._recent.find_reject(request.names["id"])
+        reject = self._recent.find_reject(request.path_params["id"])
         if reject is None:
             raise _gone()
-        return Response(_encode(reject), kind=b"image/jpeg", headers=_FRESH)
+        picture = await self._pipeline.run_in_decoder(_encode, reject)
+        return Response(picture, media_type="image/jpeg", headers=_FRESH)
 
 
 def _draw(inspection: Inspection, *, heat: bool) -> bytes:

@@ -4,25 +4,35 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from edge.http.request import Request, Response, Route
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.http.openapi import Answer, Operation
+from edge.http.web_app import Route
 
 _FOLDER = Path(__file__).parent
 _SHARED = "/page/"  # whence all pages have what they share
 _SHARED_FILES = ("base.css", "login.js", "words.js")
 _KINDS = {
-    ".html": b"text/html; charset=utf-8",
-    ".css": b"text/css; charset=utf-8",
-    ".js": b"text/javascript; charset=utf-8",
-    ".json": b"application/json",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+}
+_WHAT = {
+    ".html": "A page, for people",
+    ".css": "A page's style",
+    ".js": "A page's script",
+    ".json": "A page's words, by language",
 }
 _POLICY = {
-    b"content-security-policy": (
-        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
     ),
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cache-control": b"no-cache",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
 }
 
 
@@ -32,12 +42,22 @@ def page_routes(
     """Routes of a page at `path`, which ends with a slash, of the files beside it,
     and of what all pages share.
     """
-    yield Route(path, "GET", partial(_serve, folder / page))
+    yield _route(path, folder / page)
     for name in files:
-        yield Route(path + name, "GET", partial(_serve, folder / name))
+        yield _route(path + name, folder / name)
     for name in _SHARED_FILES:
-        yield Route(_SHARED + name, "GET", partial(_serve, _FOLDER / name))
+        yield _route(_SHARED + name, _FOLDER / name)
 
 
-async def _serve(file: Path, _request: Request) -> Response:
-    return Response(file.read_bytes(), kind=_KINDS[file.suffix], headers=_POLICY)
+def _route(path: str, file: Path) -> Route:
+    """Read a file now: the disk may be slow when somebody asks for it."""
+    response = Response(file.read_bytes(), media_type=_KINDS[file.suffix], headers=_POLICY)
+    kind = _KINDS[file.suffix]
+    words = dict[str, dict[str, str]] if file.suffix == ".json" else None
+    what = _WHAT[file.suffix]
+    about = Operation(what, {200: Answer(what, {kind: words})})
+    return Route(path, "GET", partial(_serve, response), about=about)
+
+
+async def _serve(response: Response, _request: Request) -> Response:
+    return response

@@ -6,11 +6,12 @@ In memory only.
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
@@ -46,6 +47,40 @@ class Latency(NamedTuple):
 
     median: float
     p95: float
+
+
+class CountsTold(TypedDict):
+    """Images since the line was started."""
+
+    images: int
+    defects: int
+    doubtful: int
+    failures: int
+
+
+class LatencyTold(TypedDict):
+    """Milliseconds from an image's arrival to its verdict, of the last 256 images."""
+
+    median: float
+    p95: float
+
+
+class Snapshot(TypedDict):
+    """What there is to see of recent inspections."""
+
+    last: Verdict | None
+    failure: Annotated[Failure | None, Meta(description="If the last image could not be inspected")]
+    counts: CountsTold
+    per_minute: Annotated[float, Meta(description="Images in the last minute")]
+    latency: LatencyTold | None
+    rejects: Annotated[
+        Sequence[Verdict],
+        Meta(max_length=REJECTS, description="The last defects, the newest first"),
+    ]
+    notices: Annotated[
+        Sequence[Notice],
+        Meta(max_length=NOTICES, description="The last messages of the line, the newest first"),
+    ]
 
 
 class RecentInspections:
@@ -114,7 +149,7 @@ class RecentInspections:
             if outcome.defect:
                 self._rejects.append(Reject(outcome, last.tiled.pixels[last.tile].copy()))
 
-    def snapshot(self, held: str = "") -> Mapping[str, Any]:
+    def snapshot(self, held: str = "") -> Snapshot:
         """What there is to see now, as values that JSON holds;
         the last image is then held to be looked at.
 
@@ -132,13 +167,22 @@ class RecentInspections:
                     self._pinned.popitem(last=False)
             recent = sum(count for second, count in self._seconds if second > now - WINDOW)
             latencies = [*self._latencies]
-            latency = _percentiles(latencies)._asdict() if latencies else None
+            told: LatencyTold | None = None
+            if latencies:
+                latency = _percentiles(latencies)
+                told = {"median": latency.median, "p95": latency.p95}
+            counts = self._counts
             return {
                 "last": last and last.verdict,
                 "failure": self._failure,
-                "counts": self._counts._asdict(),
+                "counts": {
+                    "images": counts.images,
+                    "defects": counts.defects,
+                    "doubtful": counts.doubtful,
+                    "failures": counts.failures,
+                },
                 "per_minute": recent * 60 / WINDOW,
-                "latency": latency,
+                "latency": told,
                 "rejects": [each.verdict for each in islice(reversed(self._rejects), REJECTS)],
                 "notices": [*reversed(self._notices)],
             }

@@ -8,25 +8,30 @@ FD` serves on an open socket until standard input closes.
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import uvloop
+from starlette.requests import Request
+from starlette.responses import Response
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
 from edge.http.access import Access
 from edge.http.login import Accounts, Logins
-from edge.http.request import Request, RequestError, Response, Route
-from edge.http.router import Router
+from edge.http.request import RequestError, client_of, json_response, query, read_json
 from edge.http.server import Server
+from edge.http.web_app import EventStream, Route, WebApp, user_of
 from edge.page.page_files import page_routes
 from trainer.console.console_process import PATH
 from trainer.console.federation_folder import FederationFolder
@@ -48,8 +53,9 @@ FILES = (
 )
 _EVERY = 0.25  # seconds between two looks at the folders, at least
 _HEARTBEAT = 5.0  # seconds after which a stream says that it is still there
-_MOST_STREAMS = 64
-_FRESH = {b"cache-control": b"no-store"}
+MOST_STREAMS = 64
+_VERSION = re.compile(r"[0-9]{1,18}")  # more digits than a version ever has take long, or fail
+_FRESH = {"cache-control": "no-store"}
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +65,15 @@ class Wanted(msgspec.Struct, frozen=True):
 
     what: Kind
     node: str | None = None
+
+
+@dataclass
+class _Stream:
+    """Somebody who looks."""
+
+    user: str  # empty: not logged in
+    client: str
+    is_over: bool = False  # it gives way to another
 
 
 class StateFolder(Protocol):
@@ -85,39 +100,56 @@ class Console:
         self._clock = clock
         self._looked_at = float("-inf")  # by the clock: the folders
         self._lock = asyncio.Lock()
-        self._streams = 0
+        self._streams: list[_Stream] = []  # the oldest first
         self.closing = False  # streams end
 
     @property
     def routes(self) -> Iterator[Route]:
         """Paths below PATH, and the way there."""
         yield from page_routes(PATH, "console.html", FILES, Path(__file__).parent)
-        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            PATH + "events": self._events,
-            PATH + "runs/{id}": self._run,
-            "/": _redirect,
-        }
-        for path, handler in handlers.items():
-            yield Route(path, "GET", handler)
+        yield Route(PATH + "events", "GET", self._events, "known")
+        yield Route(PATH + "runs/{id}", "GET", self._run)
+        yield Route("/", "GET", _redirect)
         yield Route(PATH + "runs/{id}/actions", "POST", self._act, "login")
 
-    async def _events(self, _request: Request) -> Response:
+    async def _events(self, request: Request) -> Response:
         """Server-sent events: where all runs stand, now and whenever that has changed."""
-        if self._streams >= _MOST_STREAMS:
+        new = _Stream(user_of(request).name, client_of(request))
+        if len(self._streams) >= MOST_STREAMS and self._find_yielding(new) is None:
             raise RequestError(
-                f"{self._streams} people look at this console already", "try again later", 503
+                f"{len(self._streams)} people look at this console already",
+                "log in, or try again later",
+                503,
             )
-        return Response(b"", kind=b"text/event-stream", headers=_FRESH, stream=self._stream())
+        if request.method == "HEAD":
+            return Response(headers={"content-type": "text/event-stream", **_FRESH})
+        return EventStream(self._stream_to(new), _FRESH)
 
-    async def _stream(self) -> AsyncGenerator[bytes]:
+    def _find_yielding(self, new: _Stream) -> _Stream | None:
+        """Return the stream that ends for a new one: the oldest of the client that has the most
+        without a login; None if the new one has no better claim.
+        """
+        strangers = [each for each in self._streams if not each.user]
+        if not strangers:
+            return None
+        counts = Counter(each.client for each in strangers)
+        most = max(counts.values())
+        if not new.user and counts[new.client] >= most - 1:
+            return None
+        return next(each for each in strangers if counts[each.client] == most)
+
+    async def _stream_to(self, new: _Stream) -> AsyncGenerator[bytes]:
         sent = b""
         said_at = self._clock()
-        self._streams += 1
+        if len(self._streams) >= MOST_STREAMS and (yielding := self._find_yielding(new)):
+            yielding.is_over = True
+            self._streams.remove(yielding)
+        self._streams.append(new)
         try:
-            while not self.closing:
+            while not (self.closing or new.is_over):
                 async with self._lock:
                     await self._refresh()
-                    state = msgspec.json.encode(self._overview())
+                    state = await asyncio.to_thread(self._encode_overview)
                 if state != sent:
                     yield b"data: " + state + b"\n\n"
                     sent = state
@@ -129,7 +161,11 @@ class Console:
         except EdgeNodeError as error:  # the page asks again
             _log.error("the stream of events ends: %s", error)
         finally:
-            self._streams -= 1
+            if new in self._streams:
+                self._streams.remove(new)
+
+    def _encode_overview(self) -> bytes:
+        return msgspec.json.encode(self._overview())
 
     def _overview(self) -> dict[str, Any]:
         """All runs, the newest last; the newest of a folder is `running` while a process uses
@@ -148,19 +184,28 @@ class Console:
 
     async def _run(self, request: Request) -> Response:
         """All of a run, or with `?since=` what has changed after that version."""
-        since = request.query("since", "0")
+        since = query(request, "since", "0")
         async with self._lock:
             await self._refresh()
             _, run = self._find(request)
-            since_or_zero = int(since) if since.isdecimal() else 0
-            return Response.json(run.since(since_or_zero), headers=_FRESH)
+            since_or_zero = int(since) if _VERSION.fullmatch(since) else 0
+            # with the lock: nothing changes meanwhile
+            content = await asyncio.to_thread(lambda: msgspec.json.encode(run.since(since_or_zero)))
+        return Response(content, headers=_FRESH, media_type="application/json")
 
     async def _act(self, request: Request) -> Response:
         """Have the coordinator pause, resume or abort its run, or drop a node."""
-        wanted = await request.json(Wanted)
+        wanted = await read_json(request, Wanted)
         async with self._lock:
             await self._refresh()
             folder, run = self._find(request)
+        user = user_of(request)
+        if folder.folder not in user.folders:
+            raise RequestError(
+                f"{user.name} may not act on runs of {folder.folder.name}",
+                f"log in as somebody who may: edge-node user NAME --state {folder.folder.name}",
+                403,
+            )
         if run.about.kind == "vfl":
             raise RequestError(
                 "sensors' runs are not operated from here", "stop the head itself, or a sensor", 409
@@ -170,17 +215,17 @@ class Console:
                 operator_actions.request,
                 folder.folder,
                 wanted.what,
-                request.user,
+                user.name,
                 wanted.node,
                 run.about.id,
             )
         except UsageError as error:
             raise RequestError(error.what, error.remedy, 409) from error
-        return Response.json({}, 202)
+        return json_response({}, 202)
 
     def _find(self, request: Request) -> tuple[StateFolder, RunHistory]:
         for each in self._folders:
-            if run := each.runs.get(request.names["id"]):
+            if run := each.runs.get(request.path_params["id"]):
                 return each, run
         raise RequestError(
             "there is no such run here", "choose one of those that the page lists", 404
@@ -202,7 +247,7 @@ class Console:
 
 
 async def _redirect(_request: Request) -> Response:
-    return Response(b"", 303, headers={b"location": PATH.removeprefix("/").encode()})
+    return Response(b"", 303, {"location": PATH.removeprefix("/")})
 
 
 def open_folder(folder: Path) -> StateFolder:
@@ -222,9 +267,10 @@ def open_folder(folder: Path) -> StateFolder:
 def serve(folders: Sequence[StateFolder], listener: socket.socket, access: Access) -> None:
     """Serve the console until SIGTERM or SIGINT; a line `console URL` on standard error says where.
 
-    Who can log in stands in the first folder.
+    Each folder says who can log in and act on its runs.
     """
-    uvloop.run(_serve(Console(folders), listener, access, Logins(Accounts(folders[0].folder))))
+    logins = Logins(*(Accounts(each.folder) for each in folders))
+    uvloop.run(_serve(Console(folders), listener, access, logins))
 
 
 async def _serve(console: Console, listener: socket.socket, access: Access, logins: Logins) -> None:
@@ -232,7 +278,7 @@ async def _serve(console: Console, listener: socket.socket, access: Access, logi
     host_text = f"[{host}]" if ":" in host else host
     url = f"http://{host_text}:{port}{PATH}"
     server = Server(
-        Router([*console.routes], access, logins),
+        WebApp([*console.routes], access, logins),
         lambda: print(f"console {url}", file=sys.stderr, flush=True),
     )
 

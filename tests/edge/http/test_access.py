@@ -53,7 +53,6 @@ PLAIN = Access.of("127.0.0.1", ["line.plant.example"], "")
         "192.168.3.4",
         "LocalHost",
         "line.plant.example:443",
-        socket.gethostname(),
     ],
 )
 def test_it_is_called_by_its_names_and_addresses(bundle: Path, host: str) -> None:
@@ -74,6 +73,20 @@ def test_it_is_called_by_its_names_and_addresses(bundle: Path, host: str) -> Non
 def test_a_name_that_somebody_else_lets_point_here_is_refused(bundle: Path, host: str) -> None:
     """Else a page of that name could read all and post: DNS rebinding."""
     assert posted(bundle, PLAIN, host=host) == 421
+
+
+OWN_NAME = socket.gethostname()
+
+
+@pytest.mark.parametrize("name", [OWN_NAME, f"{OWN_NAME.partition('.')[0]}.local"])
+def test_its_machines_names_are_its_own_where_others_reach_it_and_only_there(
+    bundle: Path, name: str
+) -> None:
+    """On loopback they help nobody but who answers mDNS with another address first."""
+    assert posted(bundle, Access.of("0.0.0.0", [], ""), host=name) == 200  # noqa: S104
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        assert posted(bundle, Access.of(host, [], ""), host=name) == 421
+    assert posted(bundle, Access.of("127.0.0.1", [name], ""), host=name) == 200
 
 
 @pytest.mark.parametrize(

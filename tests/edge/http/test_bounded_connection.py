@@ -149,33 +149,97 @@ def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
     assert answer.json()["label"] == "red"
 
 
+# GET /metrics takes until there is a file
+LONG = """
+import pathlib
+import time
+from edge.daemon.prometheus_metrics import Metrics
+def wait(self, model):
+    while not pathlib.Path({file!r}).exists():
+        time.sleep(0.01)
+    return b""
+Metrics.exposition = wait
+"""
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with room for 20 connections, of which a client may have 15."""
+    before = BOUNDS.replace("0.3", "1000") + "bounds.MAX_PER_CLIENT = 15\n"
+    before += LONG.format(file=str(tmp_path / "go on"))
+    folder = tiny_bundle(tmp_path / "bundle").folder
+    with daemon(folder, before=before, host="0.0.0.0") as line:  # noqa: S104
+        yield line
+
+
+def connect_as(line: Daemon, number: int) -> socket.socket:
+    """Connect as another client on this machine."""
+    source = (f"127.0.0.{number}", 0)
+    return socket.create_connection(("127.0.0.1", line.url.port), 60, source)
+
+
 def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(
-    tmp_path: Path,
+    patient: Daemon, tmp_path: Path
 ) -> None:
     with contextlib.ExitStack() as closing:
-        patient = BOUNDS.replace("0.3", "1000")
-        bounded = closing.enter_context(
-            daemon(tiny_bundle(tmp_path / "bundle").folder, before=patient)
-        )
         idle = []
-        for number in range(19):
-            idle.append(closing.enter_context(connect(bounded)))
+        for number in range(15):
+            idle.append(closing.enter_context(connect_as(patient, 2)))
             if number % 2:  # the others have not said anything yet
                 idle[-1].sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 until(idle[-1], b"}")
         busy = []
-        for _ in range(20):
-            busy.append(closing.enter_context(connect(bounded)))
-            busy[-1].sendall(b"GET / HT")
-        refused = connect(bounded)
-        assert to_the_end(refused).startswith(b"HTTP/1.1 503 ")
-        assert [each.recv(1) for each in idle] == [b""] * 19
-        for each in busy:
-            each.sendall(b"TP/1.1\r\nHost: localhost\r\n\r\n")
+        for number in range(20):
+            busy.append(closing.enter_context(connect_as(patient, 3 + number % 2)))
+            request = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            busy[-1].sendall(request % b"/v2" + request % b"/metrics")
+            until(busy[-1], b"}")  # now it is at work on the second
+        assert [each.recv(1) for each in idle] == [b""] * 15
+        assert to_the_end(connect_as(patient, 5)).startswith(b"HTTP/1.1 503 ")
+        (tmp_path / "go on").touch()
         assert {each.recv(13) for each in busy} == {b"HTTP/1.1 200 "}
-        for each in busy:
-            each.close()
-        assert bounded.classify(RED).json()["label"] == "red"
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"GET / HT",
+        b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
+    ],
+    ids=["head", "body", "refused"],
+)
+def test_half_a_request_on_each_connection_keeps_nobody_out(patient: Daemon, half: bytes) -> None:
+    with contextlib.ExitStack() as closing:
+        slow = [closing.enter_context(connect_as(patient, 2)) for _ in range(15)]
+        slow += [closing.enter_context(connect_as(patient, 3)) for _ in range(5)]
+        for each in slow:
+            each.sendall(half)
+        for number in (4, 5, 2):  # one who sends half a request may send a whole one, too
+            with connect_as(patient, number) as honest:
+                honest.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                until(honest, b"}")
+
+
+def test_of_half_requests_those_give_way_of_whom_has_the_most(patient: Daemon) -> None:
+    with contextlib.ExitStack() as closing:
+        honest = closing.enter_context(connect_as(patient, 4))  # the oldest of all
+        honest.sendall(b"GET /v2 HT")
+        for number in range(40):
+            slow = closing.enter_context(connect_as(patient, 2 + number % 2))
+            slow.sendall(b"GET / HT")
+        honest.sendall(b"TP/1.1\r\nHost: localhost\r\n\r\n")
+        until(honest, b"}")
+
+
+def test_a_client_has_a_share_of_the_connections(patient: Daemon) -> None:
+    with contextlib.ExitStack() as closing:
+        many = [closing.enter_context(connect_as(patient, 2)) for _ in range(16)]
+        assert many[0].recv(1) == b""  # it took from itself
+        few = [closing.enter_context(connect_as(patient, 3)) for _ in range(5)]
+        for each in (*many[1:], *few):
+            each.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(each, b"}")
 
 
 def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(
@@ -232,5 +296,25 @@ def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_
         with connect(bounded) as other:
             other.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n12")
             to_the_end(other)  # by now a refused body has had its time
+        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(client, b"}")
+
+
+@pytest.mark.parametrize(
+    ("header", "trailer", "status"),
+    [
+        ("Host: evil.example", "Host: localhost", 421),
+        ("Host: localhost\r\nOrigin: http://evil.example", "Origin: http://localhost", 403),
+        ("Host: localhost\r\nContent-Encoding: br", "Content-Encoding: identity", 415),
+    ],
+)
+def test_what_follows_a_chunked_body_takes_no_headers_place(
+    bounded: Daemon, header: str, trailer: str, status: int
+) -> None:
+    with connect(bounded) as client:
+        head = f"POST /classify HTTP/1.1\r\n{header}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        body = b"%x\r\n%b\r\n0\r\n" % (len(RED), RED)
+        client.sendall(head.encode() + body + f"{trailer}\r\n\r\n".encode())
+        until(client, b"}", status)
         client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(client, b"}")

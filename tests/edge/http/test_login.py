@@ -2,7 +2,9 @@
 can guess or use.
 """
 
+import ast
 import asyncio
+import http.cookies
 import re
 import threading
 from collections.abc import Awaitable, Callable
@@ -13,14 +15,17 @@ import argon2
 import httpx
 import msgspec
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from typer.testing import CliRunner
 
 from broker_config.protocol.errors import UsageError
 from edge.cli.main import app
 from edge.http.access import Access
 from edge.http.login import SESSION, Accounts, Logins
-from edge.http.request import Request, Response, Route
-from edge.http.router import Router
+from edge.http.request import json_response
+from edge.http.web_app import Route, WebApp, user_of
+from tests.support.paths import REPOSITORY
 
 MIA = {"name": "mia", "password": "correct horse"}
 
@@ -53,20 +58,40 @@ def visit(
     clock: Clock | None = None,
     url: str = "http://localhost:8080",
     token: str = "",
+    crowd: int = 0,
+    crowd_address: str = "192.0.2.9",
 ) -> None:
-    """Take steps in a browser of a server on which only those who have logged in may label."""
+    """Take steps in a browser of a server on which only those who have logged in may label.
+
+    As soon as the browser has asked for the first time, a crowd sends so many wrong passwords at
+    once, again and again, until the steps are done.
+    """
 
     async def label(request: Request) -> Response:
-        return Response.json({"by": request.user})
+        return json_response({"by": user_of(request).name})
 
     async def run() -> None:
         routes = [Route("/label", "POST", label, "login"), Route("/classify", "POST", label)]
         logins = Logins(accounts, clock=clock or Clock(), penalty=0)
-        server = Router(routes, Access.of("127.0.0.1", [], token), logins)
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(server), base_url=url
-        ) as browser:
-            await steps(browser)
+        server = WebApp(routes, Access.of("127.0.0.1", [], token), logins)
+        stranger = httpx.ASGITransport(server, client=(crowd_address, 1))
+        transport = httpx.ASGITransport(server, client=("192.0.2.1", 1))
+
+        async def guess(visitor: httpx.AsyncClient) -> None:
+            while True:
+                await visitor.post("/login", json=MIA | {"password": "a guess"})
+                await asyncio.sleep(0.01)  # as over a network
+
+        async with (
+            httpx.AsyncClient(transport=transport, base_url=url) as browser,
+            httpx.AsyncClient(transport=stranger, base_url=url) as visitor,
+        ):
+            guesses = [asyncio.create_task(guess(visitor)) for _ in range(crowd)]
+            try:
+                await steps(browser)
+            finally:
+                for each in guesses:
+                    each.cancel()
 
     asyncio.run(run())
 
@@ -80,7 +105,7 @@ def test_what_needs_a_login_knows_who_has_logged_in_until_they_leave(accounts: A
         assert (await browser.post("/label")).json() == {"by": "mia"}
         kept = dict(browser.cookies)
         await browser.delete("/login")
-        assert not browser.cookies
+        assert "edge-node-8080" not in browser.cookies
         browser.cookies.update(kept)  # a copy of the cookie is worth nothing then
         assert (await browser.post("/label")).status_code == 401
 
@@ -102,17 +127,21 @@ def test_a_wrong_name_and_a_wrong_password_are_told_alike(
 def test_the_cookie_is_for_this_server_alone(accounts: Accounts) -> None:
     async def steps(browser: httpx.AsyncClient) -> None:
         secure = {"host": "line.localhost", "origin": "https://line.localhost"}
-        cookies = [
-            (await browser.post("/login", json=MIA, headers=headers)).headers["set-cookie"]
-            for headers in ({}, secure)
-        ]
+        cookies = []
+        for headers in ({}, secure):
+            answer = await browser.post("/login", json=MIA, headers=headers)
+            cookies += answer.headers.get_list("set-cookie")
         for cookie in cookies:
-            assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+            assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
         assert [cookie.partition("=")[0] for cookie in cookies] == [
             "edge-node-8080",
+            "edge-node-8080-known",
             "edge-node-default",
+            "edge-node-default-known",
         ]
-        assert ["Secure" in cookie for cookie in cookies] == [False, True]
+        assert ["Secure" in cookie for cookie in cookies] == [False, False, True, True]
+        # a session ends with the browser
+        assert ["Max-Age" in cookie for cookie in cookies] == [False, True, False, True]
 
     visit(accounts, steps)
 
@@ -143,6 +172,26 @@ def test_a_session_ends_when_it_is_not_used_and_goes_on_while_it_is(accounts: Ac
     visit(accounts, steps, clock)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name": "mia", "x": ' + 200_000 * b"[",
+        b'{"x": ' * 150_000,
+        b'{"name": "mia", "password": "' + 9000 * b"\xff" + b'"}',
+        b'{"name": ' + 5000 * b"1" + b', "password": ""}',
+        b'{"name": "mia", "password": "\\ud800 horse"}',
+    ],
+)
+def test_hostile_json_is_the_clients_mistake(accounts: Accounts, body: bytes) -> None:
+    async def steps(browser: httpx.AsyncClient) -> None:
+        headers = {"content-type": "application/json"}
+        answer = await browser.post("/login", content=body, headers=headers)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["remedy"]
+
+    visit(accounts, steps)
+
+
 @pytest.mark.parametrize("change", ["removed", "new password"])
 def test_who_is_removed_or_has_a_new_password_has_no_session_any_more(
     accounts: Accounts, change: str
@@ -165,6 +214,88 @@ def test_a_crowd_that_guesses_is_turned_away(accounts: Accounts) -> None:
         assert (await browser.post("/login", json=MIA)).status_code == 200
 
     visit(accounts, steps)
+
+
+def test_a_crowd_elsewhere_keeps_nobody_from_logging_in(accounts: Accounts) -> None:
+    """Eight connections that guessed without a pause once kept everybody out."""
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            browser.cookies.clear()
+            await asyncio.sleep(0.1)  # the crowd is there before
+            assert (await browser.post("/login", json=MIA)).status_code == 200
+
+    visit(accounts, steps, crowd=20)
+
+
+def test_a_crowd_behind_the_same_proxy_keeps_no_known_browser_from_logging_in(
+    accounts: Accounts,
+) -> None:
+    async def steps(browser: httpx.AsyncClient) -> None:
+        answer = await browser.post("/login", json=MIA)  # before the crowd
+        assert answer.status_code == 200
+        await asyncio.sleep(0.1)  # the crowd is there before
+        await browser.delete("/login")
+        assert (await browser.post("/login", json=MIA)).status_code == 200
+
+    visit(accounts, steps, crowd=20, crowd_address="192.0.2.1")
+
+
+@pytest.mark.parametrize("change", ["another name", "new password"])
+def test_a_browser_is_known_for_the_person_and_password_that_has_logged_in_there(
+    accounts: Accounts, change: str
+) -> None:
+    """Else one login would let anybody guess without waiting for others."""
+    accounts.set("tom", "battery staple")
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        await browser.post("/login", json=MIA)
+        if change == "new password":
+            accounts.set("mia", "another horse")
+        name = "mia" if change == "new password" else "tom"
+        request = Request(
+            {
+                "type": "http",
+                "headers": [
+                    (b"host", b"localhost:8080"),
+                    (b"cookie", "; ".join(f"{k}={v}" for k, v in browser.cookies.items()).encode()),
+                ],
+            }
+        )
+        logins = Logins(accounts)
+        assert not await logins._is_known(name, request)
+
+    visit(accounts, steps)
+
+
+def test_a_login_counts_in_the_folders_in_whose_accounts_it_stands(tmp_path: Path) -> None:
+    steel = Accounts(tmp_path / "steel")
+    brass = Accounts(tmp_path / "brass")
+    steel.set("anna", "correct horse")
+    brass.set("anna", "another horse")
+    brass.set("bert", "battery staple")
+
+    async def folders(name: str, password: str) -> list[str] | int:
+        async def where(request: Request) -> Response:
+            return json_response(sorted(each.name for each in user_of(request).folders))
+
+        routes = [Route("/where", "POST", where, "login")]
+        server = WebApp(routes, logins=Logins(steel, brass, penalty=0))
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(server), base_url="http://localhost"
+        ) as browser:
+            answer = await browser.post("/login", json={"name": name, "password": password})
+            if answer.status_code != 200:
+                return answer.status_code
+            found: list[str] = (await browser.post("/where")).json()
+            return found
+
+    assert asyncio.run(folders("anna", "correct horse")) == ["steel"]
+    assert asyncio.run(folders("anna", "another horse")) == ["brass"]
+    assert asyncio.run(folders("bert", "battery staple")) == ["brass"]
+    assert asyncio.run(folders("bert", "correct horse")) == 403
+    brass.set("anna", "correct horse")
+    assert asyncio.run(folders("anna", "correct horse")) == ["brass", "steel"]
 
 
 def test_a_login_does_not_need_the_token_of_programs_nor_stand_in_for_it(
@@ -197,6 +328,52 @@ def test_a_cookie_that_is_none_of_ours_is_no_session(accounts: Accounts, cookie:
     async def steps(browser: httpx.AsyncClient) -> None:
         answer = await browser.post("/label", headers={"cookie": cookie.encode("latin-1")})  # type: ignore[dict-item]
         assert answer.status_code == 401
+
+    visit(accounts, steps)
+
+
+def test_nobody_reads_cookies_as_starlette_does() -> None:
+    """Its parser calls the same quadratic function, at the first use of `request.cookies`."""
+    for room in ("edge", "trainer/console"):
+        for path in (REPOSITORY / room).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            names = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+            assert "cookies" not in names, path
+
+
+@pytest.mark.parametrize(
+    "others",
+    ['theme={"dark": 1}; {}', "a b=c; {}", "{}; edge-node-8080=guessed", "edge-node-8080=; {}"],
+)
+def test_a_session_is_found_among_cookies_of_other_programs(
+    accounts: Accounts, others: str
+) -> None:
+    """A browser sends a host's cookies to each of its ports."""
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        await browser.post("/login", json=MIA)
+        own = f"edge-node-8080={browser.cookies['edge-node-8080']}"
+        browser.cookies.clear()
+        headers = {"cookie": others.replace("{}", own)}
+        assert (await browser.post("/label", headers=headers)).status_code == 200
+
+    visit(accounts, steps)
+
+
+def test_no_cookie_is_unquoted_which_takes_quadratic_time(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single header of 62 kB once stopped a line for 20 seconds."""
+
+    def load(_: object, given: object) -> None:
+        raise AssertionError(str(given)[:20])
+
+    monkeypatch.setattr(http.cookies.BaseCookie, "load", load)
+
+    async def steps(browser: httpx.AsyncClient) -> None:
+        headers = {"cookie": 'edge-node-8080="' + 15_000 * "\\000" + '"'}
+        assert (await browser.request("GET", "/login", headers=headers)).json()["name"] == ""
+        assert (await browser.request("DELETE", "/login", headers=headers)).status_code == 200
 
     visit(accounts, steps)
 

@@ -2,11 +2,13 @@
 the answers are as it says.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
@@ -14,6 +16,7 @@ from openapi_spec_validator import validate
 from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.http.login import Accounts, Logins
+from edge.http.web_app import Route
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.labelling.label_queue import LabelQueue, Settings
@@ -50,9 +53,7 @@ def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
 
 
-def test_its_paths_are_those_that_are_served(
-    document: dict[str, Any], bundle: Path, tmp_path: Path
-) -> None:
+def test_its_paths_are_those_that_are_served(bundle: Path, tmp_path: Path) -> None:
     recent = RecentInspections(NullConsumer())
     line = Pipeline(load_model(bundle), recent)
     line.close()
@@ -61,7 +62,18 @@ def test_its_paths_are_those_that_are_served(
     pages = [*LinePage("line-1", line, recent, lambda: None).routes, *labels.routes]
     app = App(line, Metrics(), pages=pages, logins=Logins(Accounts(bundle.parent)))
     labels.close()
-    served = {(route.template, route.method.lower()) for route in app.routes}
+
+    async def ask() -> dict[str, Any]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://line") as client:
+            found: dict[str, Any] = (await client.get("/openapi.json")).json()
+            return found
+
+    document = asyncio.run(ask())
+    validate(document)
+    served = {
+        (route.path, route.method.lower()) for route in app.routes if isinstance(route, Route)
+    }
     assert {
         (path, method) for path, methods in document["paths"].items() for method in methods
     } == served
@@ -113,6 +125,16 @@ def test_answers_are_as_it_says(
 
 
 def test_requests_that_are_made_here_are_as_it_says(document: dict[str, Any]) -> None:
-    schema = {"$ref": "#/components/schemas/InferenceRequest", "components": document["components"]}
+    body = document["paths"][f"{MODEL}/infer"]["post"]["requestBody"]
+    schema = body["content"]["application/json"]["schema"] | {"components": document["components"]}
     OAS31Validator(schema).validate(json.loads(json.dumps({"inputs": [ONE]})))
     assert not OAS31Validator(schema).is_valid({"inputs": [ONE, ONE]})
+
+
+def test_an_answer_has_all_that_its_message_has_and_nothing_else(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for name in ("Verdict", "Failure", "LineState", "AboutLine", "ErrorMessage", "Proportion"):
+        assert schemas[name]["additionalProperties"] is False
+        assert schemas[name]["required"] == list(schemas[name]["properties"]), name
+    assert "name" not in schemas["Ready"]["required"]
+    assert "additionalProperties" not in schemas["InferenceQuestion"]  # clients may say more

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from edge.bundle.bundle_format import read_bundle
 from edge.daemon.prometheus_metrics import Metrics
+from edge.http import app as web
 from edge.http import inference_protocol
 from edge.http import request as intake
 from edge.http.app import BATCH, App
@@ -148,7 +150,9 @@ def asked(bundle: Path, change: Callable[[Pipeline, asyncio.Event], None]) -> tu
         line.infer = counted  # type: ignore[method-assign]
         path = "/v2/models/tiny/infer"
         await App(line, Metrics())(
-            {"method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send
+            {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []},
+            receive,
+            send,
         )
         return answers[0]["status"], batches
 
@@ -186,6 +190,43 @@ def test_a_large_body_is_read_where_nobody_waits_for_it_even_if_its_json_is_shor
         ),
     )
     assert threads[0] is not threading.main_thread()
+
+
+def infer(bundle: Path, **asked: Any) -> httpx.Response:
+    body = json.dumps({"inputs": [FILES], **asked}).encode()
+    return run(bundle, lambda found, _: found.post("/v2/models/tiny/infer", content=body))
+
+
+def test_a_large_response_is_built_where_nobody_waits_for_it(bundle, monkeypatch):
+    threads, build = [], inference_protocol.build_response
+    monkeypatch.setattr(
+        inference_protocol,
+        "build_response",
+        lambda *given: (threads.append(threading.current_thread()), build(*given))[1],
+    )
+    small = infer(bundle).json()
+    monkeypatch.setattr(web, "FEW", 2 * MANY)
+    assert infer(bundle).json() == small
+    assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
+def test_a_response_written_in_pieces_has_the_same_bytes(bundle, monkeypatch):
+    whole = infer(bundle, id="7").content
+    monkeypatch.setattr(inference_protocol, "PIECE", 7)
+    assert infer(bundle, id="7").content == whole
+    [output] = json.loads(whole)["outputs"]
+    assert whole.index(msgspec.json.encode(output["data"])) > 0
+
+
+def test_a_response_that_would_be_too_large_is_refused_after_the_first_images(bundle, monkeypatch):
+    monkeypatch.setattr(inference_protocol, "MAX_WRITTEN", 3 * MANY - 1)
+    answer = infer(bundle)
+    assert answer.status_code == 400
+    assert "binary" in answer.json()["error"]
+    output = {"name": "probabilities", "parameters": {"binary_data": True}}
+    assert infer(bundle, outputs=[output]).status_code == 200
+    monkeypatch.setattr(inference_protocol, "MAX_WRITTEN", 3 * MANY)
+    assert infer(bundle).status_code == 200
 
 
 def test_clients_that_announce_a_body_and_send_none_keep_nobody_out(bundle):

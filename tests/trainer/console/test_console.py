@@ -2,31 +2,40 @@
 what it gives away as files.
 """
 
+import asyncio
 import csv
 import io
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Download, expect
+from starlette.requests import Request
 
 from broker_config.storage import disk
 from edge.http.login import Accounts
+from edge.http.request import RequestError
+from edge.http.web_app import EventStream, User
 from tests.support.browser import Page
 from tests.support.console_process import console
 from tests.support.paths import REPOSITORY
 from tests.support.recorded_run import RUN, record_run
 from tests.support.waiting import wait_until
+from trainer.console.console import MOST_STREAMS, Console
+from trainer.console.federation_folder import FederationFolder
 from trainer.federation.server.operator_actions import ActionReader
 from trainer.progress import NodeRefused, Note, event_log
 
 SOURCES = REPOSITORY / "trainer/console"
 STRINGS: dict[str, dict[str, str]] = json.loads((SOURCES / "console_strings.json").read_text())
 OTHER = "f" * 16
+BRASS = "b" * 16
 HOSTILE = '"><img src=x onerror="document.title=\'hacked\'">'
 
 
@@ -248,6 +257,67 @@ def test_what_makes_no_sense_is_refused(
     assert ActionReader(state, RUN).read() == before
 
 
+def test_who_may_act_on_one_folders_runs_may_not_act_on_anothers(
+    tmp_path: Path, state: Path
+) -> None:
+    brass = tmp_path / "brass"
+    record_run(brass, BRASS, nodes=2, rounds=4)
+    Accounts(state).set("anna", "correct horse")
+    Accounts(brass).set("bert", "battery staple")
+    with (
+        console(tmp_path / "log", state, brass) as url,
+        disk.lock_folder(state),
+        disk.lock_folder(brass),
+    ):
+        found = {}
+        for name, password in (("anna", "correct horse"), ("bert", "battery staple")):
+            with httpx.Client() as client:
+                credentials = {"name": name, "password": password}
+                client.post(str(httpx.URL(url).join("/login")), json=credentials)
+                for run in (RUN, BRASS):
+                    wanted = {"what": "drop", "node": "plant-9"}  # 409: there is none
+                    answer = client.post(f"{url}runs/{run}/actions", json=wanted)
+                    found[name, run] = answer.status_code
+    assert found == {
+        ("anna", RUN): 409,
+        ("anna", BRASS): 403,
+        ("bert", RUN): 403,
+        ("bert", BRASS): 409,
+    }
+    assert ActionReader(brass, BRASS).read() == []
+
+
+def test_strangers_who_watch_keep_no_operator_from_the_console(state: Path) -> None:
+    """Each has one of a limited number of streams; one of whoever has the most gives way."""
+    # at each look so much later that a stream says that it is still there
+    clock = itertools.count(step=10).__next__
+    page = Console([FederationFolder(state)], clock)
+
+    async def watch(client: str, user: str = "") -> AsyncGenerator[bytes]:
+        scope = {"type": "http", "method": "GET", "client": (client, 1), "user": User(user)}
+        response = await page._events(Request(scope))
+        assert isinstance(response, EventStream)
+        await anext(response.body_iterator)
+        return response.body_iterator
+
+    async def is_over(stream: AsyncGenerator[bytes]) -> bool:
+        return await anext(stream, None) is None
+
+    async def run() -> None:
+        many = [await watch("192.0.2.1") for _ in range(MOST_STREAMS)]
+        with pytest.raises(RequestError):
+            await watch("192.0.2.1")
+        newer = [await watch("192.0.2.2"), await watch("192.0.2.1", "anna")]
+        over = await asyncio.gather(*map(is_over, (*many, *newer)))
+        assert over == 2 * [True] + MOST_STREAMS * [False]  # the oldest have given way
+        for each in (*many, *newer):
+            await each.aclose()
+
+    # not in this thread, which has the browser's event loop
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, run()).result()
+
+
 # Languages
 
 
@@ -341,7 +411,14 @@ def test_what_has_changed_since_a_version_can_be_asked_for(url: str) -> None:
     assert (whole["whole"], len(whole["rows"])) == (True, 6)
     newer: dict[str, Any] = httpx.get(f"{url}runs/{RUN}", params={"since": whole["version"]}).json()
     assert (newer["whole"], newer["rows"]) == (False, [])
-    assert httpx.get(f"{url}runs/{RUN}", params={"since": "x"}).json()["whole"]
+    for hostile in ("x", "9" * 5000, "\u0667"):
+        answer = httpx.get(f"{url}runs/{RUN}", params={"since": hostile})
+        assert answer.json()["whole"]
+
+
+def test_who_asks_for_the_head_of_a_stream_gets_no_piece_of_it(url: str) -> None:
+    answer = httpx.head(f"{url}events")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
 
 
 def test_a_run_that_is_not_there_is_answered_with_what_to_do(url: str) -> None:
