@@ -36,7 +36,8 @@ def print_outcome(report: RunReport, console: Console) -> None:
 
 
 def _table(report: RunReport) -> Table:
-    title = f"{report.method}, {report.model}: accuracy % on held-out images of own classes"
+    rounds = pluralize(report.rounds, "round")
+    title = f"{report.method}, {report.model}, {rounds}: % right of held-out images of own classes"
     table = Table(title=Text(replace_unprintable(title)))
     table.add_column("node")
     rows = [_cells(node) for node in report.nodes]
@@ -103,7 +104,6 @@ def _sentences(report: RunReport) -> Iterator[tuple[str, str]]:
                 "each"
             ),
         )
-    yield "in all", f"{report.seconds:.0f} s, {pluralize(report.rounds, 'round')}"
 
 
 def _describe_first(nodes: Sequence[NodeReport]) -> str:
