@@ -1,10 +1,9 @@
 """Digests to which one-time secrets are bound: of everything that determines the bytes that leave.
 
 The rule, for masks, noise, keys, entries of a privacy account and audits that have passed: none
-follows from a name (a run, a round) alone. Each follows from the digest of the spec as well, which
-holds the method, its options, the tensors and their scales, and from what the round starts from. So
-a secret that hides one thing never hides another, and who announces a run again with another spec
-is told nothing.
+follows from a name (a run, a round) alone. Each also follows from the digest of the spec: method,
+options, tensors, scales. Noise also follows from the round, the images and the tensors that the
+round starts from. So a secret that hides one thing never hides another.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from broker_config.protocol.vfl_messages import VflSpec
 def digest_spec(spec: Spec | VflSpec) -> str:
     """Return the SHA-256 of a spec's meaning, hexadecimal.
 
-    Of the name of its type, a line feed, and its fields as JSON without white space, keys in order.
+    Hash the type's name, a line feed, and the fields as JSON without white space, keys sorted.
     A field that has its default is left out, so that versions with more fields agree; a floating
     point number is an object with the text of its eight bytes, in hexadecimal, the highest first,
     as `double`.

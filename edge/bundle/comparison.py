@@ -36,7 +36,7 @@ class TrainingGain(Struct, frozen=True, kw_only=True):
     is_shown: bool = False  # whether it is shown: then the trained model is deployed
 
     def describe(self) -> str:
-        """Whether training paid, as a sentence."""
+        """Return whether training paid, as a sentence."""
         if not self.images:
             return (
                 "no image could be held out to judge training: the model of the first sums is "
@@ -50,8 +50,8 @@ class TrainingGain(Struct, frozen=True, kw_only=True):
         if self.is_shown:
             return f"training added {measured}: the trained model is deployed"
         return (
-            f"training is not shown to add anything, {measured}: the model of the first sums is "
-            "deployed"
+            f"training changed accuracy by {measured}, which does not show that it pays: the "
+            "model of the first sums is deployed"
         )
 
 

@@ -187,7 +187,8 @@ class Connection(asyncio.Protocol):
         return _GIVE_WAY.index(self.phase), self.phase_began
 
     def give_way(self) -> None:
-        """Close the connection for another one, with a response if it has begun to ask."""
+        """Close the connection to make room; answer 503 first if the request's head is still
+        arriving."""
         if self.phase == "head":
             self._refuse(503, *_TOO_MANY)
         else:

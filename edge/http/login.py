@@ -33,7 +33,7 @@ LEAST = 8  # characters of a password
 # seconds without use after which a session ends: a shift, and what came before it
 SESSION = 12 * 3600.0
 _SESSIONS = 100  # at once; the one unused for the longest gives way
-_PENALTY = 1.0  # seconds that a wrong password costs everybody who logs in
+_PENALTY = 1.0  # seconds that a wrong password holds its queue
 _KNOWN = 90 * 24 * 3600  # seconds for which a browser is known after a login
 _COOKIE = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in URL-safe Base64
 _FRESH = {"cache-control": "no-store"}

@@ -161,5 +161,5 @@ def _describe_all_classes(nodes: Sequence[NodeReport]) -> str:
     told = ""
     if others:
         share = 100 * sum(others) / len(others)
-        told = f"; {share:.1f} % of classes that a plant has no image of"
-    return f"{everything:.1f} % right on the images of all plants, all classes alike{told}"
+        told = f"; {share:.1f} % on those of classes that a plant has none of"
+    return f"{everything:.1f} % right on images of all plants, any class allowed{told}"

@@ -75,9 +75,9 @@ class Account:
             is_meant = (each.run, each.round, each.basis) == (run, round_, basis)
             if is_meant and each.digest not in ("", digest):
                 raise EdgeNodeError(
-                    f"what left this plant in round {round_} cannot be made again as it was",
-                    "join again once that round is closed: ask the coordinator's operator to "
-                    "close it without this node",
+                    f"this node cannot rebuild what it may have sent in round {round_}",
+                    "ask the coordinator's operator to close the round without this node, then "
+                    "join again",
                 )
             if is_meant:
                 releases.append(replace(each, digest=digest))

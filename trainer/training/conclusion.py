@@ -113,7 +113,7 @@ def conclude(
         alone: what the node has trained without others, if the method is not that itself.
         everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then theirs.
         counted: whether the totals in `final` hold the node's sums, if there are any.
-        first: of a federation that began with sums, what `take_first` has taken of them.
+        first: result of `take_first`, if the federation began with sums.
 
     Raises:
         EdgeNodeError: no nodes can have such totals.
@@ -326,7 +326,7 @@ def _best_alone(
     """Return the best that the plant can do by itself, and its logits [n, C] for the images.
 
     `trained` are those of the model that has been trained alone; the other is the plant's head of
-    the encoder that this began with.
+    the encoder that the run began with.
     """
     head = fit_own_head(node, alone.initial)
     test = node.images.test

@@ -32,7 +32,7 @@ class OwnHead(NamedTuple):
 
 
 def fit_own_head(node: Participant, initial: Arrays) -> OwnHead:
-    """Fit logistic regression to the node's images, as strongly as left-out images say.
+    """Fit logistic regression, with the regularisation that classifies left-out images best.
 
     Args:
         node: the participant, with images of two or more classes.

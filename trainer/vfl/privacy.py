@@ -32,12 +32,10 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
     """Each row of an embedding [N, D] cut to the length `clip`,
     then noise of `multiplier` such lengths (Gaussian).
 
-    A row's noise follows from the sensor's secret, the protection and the row itself. So nobody
-    else can draw it and take it off; who asks again, for whichever other rows besides, hears what
-    was said and nothing new; and no two embeddings ever have the same noise, at whatever scale,
-    whose difference would show theirs: not even equal ones, which are counted, lest it shows that
-    they are. `copy` tells apart two messages that shall have noise of their own. The secret must be
-    the run's: see `run_secret`.
+    The noise is derived from the secret, the protection and the row. Nobody without the secret can
+    remove it. Asking again for a row returns the same value. Two embeddings never share noise, at
+    whatever scale; equal rows are numbered, so that their noise differs. `copy` tells apart two
+    messages that need noise of their own. The secret must be the run's: see `run_secret`.
     """
     if not privacy.clip:
         return embedding
@@ -66,9 +64,9 @@ def run_secret(secret: bytes, spec: VflSpec) -> bytes:
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
     """What one run has told of a product."""
 
-    rounds: int = 0  # of which it takes part in
+    rounds: int = 0  # that count for the product
     again: int = 0  # further embeddings of a round that was begun again
-    squared: float = 0.0  # distance, in deviations of the noise
+    squared: float = 0.0  # squared distance, in deviations of the noise
 
 
 class ProtectionAccount:
@@ -89,8 +87,8 @@ class ProtectionAccount:
             raise EdgeNodeError(
                 f"the account of what this sensor's embeddings have told, {self._path}, is "
                 f"damaged: {error}",
-                "restore it from a copy; without one, remove it, and count what earlier runs have "
-                "spent on top",
+                "restore it from a copy; without one, remove it and add the earlier runs' epsilon "
+                "yourself",
             ) from error
 
     def spend(self, spec: VflSpec, round_: int) -> None:
@@ -110,7 +108,7 @@ class ProtectionAccount:
             checksums.write_record(self._path, self._told)
 
     def describe(self, spec: VflSpec) -> str:
-        """What a product has spent in all; "" where that is what so many rounds of one run cost."""
+        """What a product has spent in all; "" if there was one run without repeated rounds."""
         told = self._told.get(digest_spec(spec))
         if told is None or (len(self._told) < 2 and not told.again):
             return ""

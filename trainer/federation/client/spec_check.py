@@ -20,11 +20,11 @@ from trainer.training.seeding import generator
 
 
 def check_spec(spec: Spec) -> None:
-    """Check that a spec's tensors are those of its method and model:
-    they bound all that a node fetches and holds.
+    """Check that a spec is one of its method and model: its tensors, which bound all that a node
+    fetches and holds, what leaves a node, and its rounds.
 
     Raises:
-        UsageError: they are others.
+        UsageError: it does not match them, or began with an earlier version.
     """
     if hides_contributions(spec) and spec.revision < BOUND_REVISION:
         raise UsageError(
@@ -44,13 +44,13 @@ def check_spec(spec: Spec) -> None:
         raise UsageError(
             f"the coordinator of federation {spec.federation!r} asks for other tensors than "
             f"{spec.method} sends: {others}",
-            "nothing was sent; ask its operator why, and join no run of it before",
+            "ask the operator why, and do not join until you know; no contribution was sent",
         )
     begins = bool(method.statistics and method.statistics.begin)
     if spec.statistics_first != begins or (not method.train and spec.rounds != 1):
         raise UsageError(
             f"the rounds of federation {spec.federation!r} are not those of {spec.method}",
-            "nothing was sent; ask its operator why, and join no run of it before",
+            "ask the operator why, and do not join until you know; no contribution was sent",
         )
     if spec.privacy is not None:
         check_method(method, spec.training, broadcast)
@@ -64,11 +64,10 @@ def check_spec(spec: Spec) -> None:
 def check_scales(spec: Spec, broadcast: Arrays) -> None:
     """Check that a spec's scales are those that follow from the first broadcast.
 
-    Some of its tensors may have been rounded, which may double their largest value's power of two.
+    One bit is allowed, because rounding may raise a tensor's largest exponent by one.
 
     Raises:
-        UsageError: they are others: contributions would be summed in steps that hide nothing, or
-            lose what they say.
+        UsageError: a scale differs by more: such steps would hide nothing, or lose the values.
     """
     scale = grid.scale_for if spec.mask_threshold else scale_for
     for name, tensor in spec.tensors.items():
@@ -76,7 +75,7 @@ def check_scales(spec: Spec, broadcast: Arrays) -> None:
             raise UsageError(
                 f"the coordinator of federation {spec.federation!r} wants {name[:100]} in steps of "
                 f"2^-{tensor.scale}, which do not follow from its first broadcast",
-                "nothing was sent; ask its operator why, and join no run of it before",
+                "ask the operator why, and do not join until you know; no contribution was sent",
             )
 
 

@@ -140,16 +140,16 @@ def use_masks(record: Record, contribution: str) -> Record:
 
 
 def release(record: Record, digest: str) -> Record:
-    """The record that has to be on disk before the masked contribution of this digest leaves.
+    """Return the record to store before the masked contribution of this digest leaves.
 
     Raises:
         EdgeNodeError: another one has left, or may have.
     """
     if record.released not in ("", digest):
         raise EdgeNodeError(
-            f"the masked contribution to round {record.round} cannot be made again as it has left",
-            "join again once that round is closed: ask the coordinator's operator to close it "
-            "without this node",
+            f"this node cannot rebuild the contribution to round {record.round} that it may have "
+            "sent",
+            "ask the coordinator's operator to close the round without this node, then join again",
         )
     return replace(record, released=digest)
 
