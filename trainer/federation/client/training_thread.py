@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from broker_config.protocol.codec import read_tensors
 from broker_config.protocol.errors import EdgeNodeError
@@ -184,6 +185,8 @@ class Worker:
             return  # it was not there when they were made
         broadcast = self._read(manifest, whole=True)
         first = take_first(self._participant, self._load(past), broadcast, counted=counted)
+        if self._is_intact(past.broadcast):
+            self._check_encoder(self._read(past.broadcast), first)
         checkpoint.save_first(self.folder, self._spec.run, first)
         model = conclude_first(self._participant, first)
         metadata = msgspec.structs.replace(model.metadata, broadcast=manifest)
@@ -197,6 +200,15 @@ class Worker:
             high=metrics.get("accuracy_high"),
         )
         self._inbox.put(Begun(ready, personal_model.format_outcome(metadata)))
+
+    def _check_encoder(self, summed: Arrays, first: Arrays) -> None:
+        """Check that totals come with the encoder whose features were summed."""
+        encoder = select(summed, ("encoder",))
+        if not all(np.array_equal(first[name], value) for name, value in encoder.items()):
+            raise EdgeNodeError(
+                "the coordinator has passed on totals of sums with another encoder than theirs",
+                "ask its operator why; no model was made of them",
+            )
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast = self._read(manifest)

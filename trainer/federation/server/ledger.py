@@ -76,6 +76,7 @@ class Ledger:
             self.folder = folder
             self.store = BlobStore(folder / "blobs")
             self.run: Run | None = self._journal.latest()
+            self.identities: dict[str, str] = {}  # of members, by name
             self.head: RecordHead | None = None  # of the record of what is settled
             self._record(self._journal.facts())
         except EdgeNodeError:
@@ -176,7 +177,8 @@ class Ledger:
         plan = plan_of(run.spec, len(gone))
         self.spec = spec = run.spec
         self.broadcast_blob = run.broadcast
-        self.identities = dict(run.members)
+        self.identities.clear()  # others read it, too: it stays the same mapping
+        self.identities.update(run.members)
         self.finished = set(run.finished)
         self._method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
         self._gone = {*gone}

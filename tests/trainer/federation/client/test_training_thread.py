@@ -165,7 +165,12 @@ def test_a_model_is_of_the_images_as_they_are_now(images: dict[str, Path], tmp_p
 
 
 def begun(
-    folders: dict[str, Path], state: Path, *, counted: bool = True, now: str = NAME
+    folders: dict[str, Path],
+    state: Path,
+    *,
+    counted: bool = True,
+    now: str = NAME,
+    change: Callable[[Arrays], Arrays] = dict,
 ) -> list[object]:
     """What the plant says of the first two rounds, by a new process in each."""
     spec, broadcast = draft(
@@ -183,7 +188,7 @@ def begun(
     method = make(spec.method, spec.training, spec.options)
     assert method.statistics is not None
     totals = {name: sum(each[name] for each in sums) for name in spec.statistics}
-    second = with_totals(spec, method.statistics.begin, broadcast, totals)
+    second = change(with_totals(spec, method.statistics.begin, broadcast, totals))
     inbox: queue.Queue[object] = queue.Queue()
     said: list[object] = []
     for round_, tensors, name in ((1, broadcast, NAME), (2, second, now)):
@@ -288,3 +293,20 @@ def model_folder_is_whole(folder: Path) -> bool:
     except UsageError:
         return False
     return True
+
+
+def of_another_encoder(broadcast: Arrays) -> Arrays:
+    return {
+        name: value * 0 if name.startswith("encoder.") else value
+        for name, value in broadcast.items()
+    }
+
+
+@pytest.mark.parametrize("change", [negative, singular, of_another_encoder])
+def test_no_first_model_is_made_of_what_cannot_be_the_sums(
+    change: Callable[[Arrays], Arrays], images: dict[str, Path], tmp_path: Path
+) -> None:
+    told = begun(images, tmp_path / "state", change=change)[-1]
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, EdgeNodeError)
+    assert not (tmp_path / "state" / "model").exists()

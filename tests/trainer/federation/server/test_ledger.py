@@ -565,3 +565,16 @@ def test_a_masked_or_private_run_of_an_earlier_version_is_ended_by_name(tmp_path
         ledger.begin_or_continue(spec, broadcast, new=False)
     with Ledger(tmp_path) as ledger, pytest.raises(UsageError, match=spec.run):
         ledger.begin_or_continue(spec, broadcast, new=False)
+
+
+def test_who_counts_places_sees_who_is_left_after_a_drop(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.begin_or_continue(*drafted(1, "mean"), new=False)
+        ledger.resume()
+        seen = ledger.identities
+        for node in NODES[:2]:
+            ledger.admit(node, node * 16)
+        ledger.drop(NODES[1])
+        ledger.admit(NODES[2], "c" * 16)
+        assert {*seen} == {*ledger.identities}
+        assert {NODES[0], NODES[2]} <= {*seen}
