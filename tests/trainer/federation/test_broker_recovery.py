@@ -15,7 +15,7 @@ from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
-from broker_config.protocol.messages import Hello, Presence
+from broker_config.protocol.messages import REVISION, Hello, Presence
 from tests.support.plants import CLASSES
 from trainer import progress
 from trainer.federation.presence import check_name_free, check_no_server
@@ -79,7 +79,9 @@ def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(
         try:
             with Answering(endpoint, spec.run) as answering:
                 answering.called.get(timeout=60)
-                hello = Hello(session=_OLD, run=spec.run, software="", identity=_OTHER)
+                hello = Hello(
+                    session=_OLD, run=spec.run, software="", identity=_OTHER, revision=REVISION
+                )
                 mqtt.publish(topics.up("default", "gone"), encode(hello))
                 assert lost.get(timeout=60) == "gone"
                 for _ in range(4):
@@ -95,7 +97,9 @@ class Answering:
 
     def __init__(self, endpoint: Endpoint, run: str):
         self._inbox: queue.Queue[Any] = queue.Queue()
-        self._hello = encode(Hello(session=_OTHER, run=run, software="", identity=_OLD))
+        self._hello = encode(
+            Hello(session=_OTHER, run=run, software="", identity=_OLD, revision=REVISION)
+        )
         self._mqtt = MqttClient(endpoint, "answering", inbox=self._inbox, persistent=False)
         self.called: queue.Queue[None] = queue.Queue()
         self._thread = threading.Thread(target=self._answer, daemon=True)

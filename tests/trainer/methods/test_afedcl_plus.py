@@ -61,7 +61,9 @@ def test_there_are_two_rounds_for_sums_around_those_of_training() -> None:
         True,
     ]
     assert contribution_tensors(spec, 1) == contribution_tensors(spec, 4) == spec.statistics
-    assert broadcast_tensors(spec, 2).keys() == spec.tensors.keys()
+    assert broadcast_tensors(spec, 1).keys() == spec.tensors.keys()
+    for round_ in range(2, 6):  # 5 is the result
+        assert broadcast_tensors(spec, round_) == {**spec.tensors, **spec.statistics}
     assert alone_spec(spec).rounds == 2
 
 
@@ -74,8 +76,10 @@ def test_training_begins_with_the_head_of_all_sums_and_that_of_the_trained_encod
     result = simulate(spec, broadcast, shares(), closed=lambda _, made: after.append(made))
     first, trained, last = after
     assert equal(select(first, ("encoder",)), select(broadcast, ("encoder",)))
-    assert first.keys() == broadcast.keys()
+    assert first.keys() == broadcast.keys() | spec.statistics.keys()
     total = totals(spec, first)
+    for made in (first, trained):
+        assert equal(total.arrays(), {name: made[name] for name in spec.statistics})
     head = lda_head.fit(total, total.without(total))
     certainty = lda_head.expected_scale(head.spread)
     np.testing.assert_allclose(first["classifier.weight"], certainty * head.weight, rtol=1e-5)
