@@ -23,7 +23,8 @@ def test_members_lack_an_arriving_class_and_the_newcomer_has_it():
     )
     plants = Plants(["a", "b"], {"plant-1": member}, newcomer, arriving=1).without_arriving()
     assert plants.newcomer is newcomer
-    assert [part.labels.tolist() for part in plants.members["plant-1"]] == [[0], [0]]
+    kept = plants.members["plant-1"]
+    assert [part.labels.tolist() for part in (kept.train, kept.test)] == [[0], [0]]
     assert drop_class(member, 0).train.digests == ("1.png", "2.png")
 
 
