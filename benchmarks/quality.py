@@ -65,7 +65,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """How far the plants are told something else than what is true, in points."""
+        """How far the told accuracy is from the true one, in points."""
         return abs(self.told - self.served)
 
 
@@ -249,7 +249,7 @@ def main() -> None:
             if folder.is_dir():
                 found |= measure_real(folder)
             else:
-                print(f"skipped: there is no folder {folder}")
+                print(f"skipped, because {folder} does not exist")
     for name, figures in found.items():
         values = " ".join(
             f"{key} {value:.2f}" for key, value in msgspec.to_builtins(figures).items()

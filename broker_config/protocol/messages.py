@@ -166,7 +166,7 @@ class ImagePrivacy(Struct, frozen=True):
 
 
 REVISION = 2
-"""Of this protocol. Nodes and runs of an earlier one take part wherever they can.
+"""The newest revision of this protocol. Nodes and runs of earlier ones work wherever they can.
 
 1: nodes know totals in broadcasts (`Spec.first_totals`). 2: masks and noise are bound to the spec;
 there are choosing runs.

@@ -69,7 +69,7 @@ class RegisteredMember(Struct, frozen=True, kw_only=True):
 
     @property
     def key_fingerprints(self) -> tuple[str, ...]:
-        """Those of its public keys, each by itself."""
+        """Fingerprints of its public keys, one for each key."""
         return _fingerprints(self.pair.public, self.signing_key)
 
     @property

@@ -8,7 +8,7 @@ missing or exchanged line therefore breaks the chain, and the last line has a ch
 What the lines cannot show is that the newest of them are gone: the file is missing, was cut off
 between two lines, or is an older copy. So a small file beside the log, `NAME.newest`, says how many
 lines there were. It is written after the line. A kill in between leaves a log with more lines than
-that file says, which is no damage.
+the small file counts; that is not damage.
 
 A power cut may leave part of a line, without the line break at its end. Nobody was told that it
 was written: readers leave it out, and who appends next cuts it off.
@@ -43,7 +43,7 @@ class _Newest(msgspec.Struct, frozen=True):
 
 
 class _Position(NamedTuple):
-    """How far a log was read."""
+    """The position up to which a log was read."""
 
     end: int = 0  # bytes
     entries: int = 0

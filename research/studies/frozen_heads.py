@@ -107,14 +107,19 @@ def read_pool(folder: Path, size: int, cache: Path, group: str = "", name: str =
     catalogue = select_pool(class_folders.scan(folder), name)
     entries = catalogue.entries
     labels = np.array([catalogue.classes.index(entry.class_name) for entry in entries])
-    middle, last = (_features(catalogue, model, size, cache) for model in (MODEL, LAST))
+    middle, last = (
+        read_features(catalogue, model, "imagenet", size, cache) for model in (MODEL, LAST)
+    )
     places = {entry.digest: place for place, entry in enumerate(entries)}
     groups = group_entries(entries, read_keys(group, entries) if group else {})
     return Pool(catalogue, groups, labels, places, middle, last)
 
 
-def _features(catalogue: Catalogue, model: str, size: int, cache: Path) -> np.ndarray:
-    initial = initial_encoder(model, "imagenet", seed=0)
+def read_features(
+    catalogue: Catalogue, model: str, weights: str, size: int, cache: Path
+) -> np.ndarray:
+    """Return features [n, V, d] of a catalogue's images, which are computed once."""
+    initial = initial_encoder(model, weights, seed=0)
     digest = hashlib.sha256("".join(entry.digest for entry in catalogue.entries).encode())
     for _, array in sorted(initial.items()):
         digest.update(array.tobytes())

@@ -54,10 +54,15 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dirichlet": {"alpha": 0.1},
 }
 SERVED = ("refit", "both", "halfway", "side by side")
-# the last three of sixteen blocks and what follows them
+# the last five of sixteen blocks, and what follows them
 LAST = tuple(
     f"encoder.{name}"
-    for name in (*(f"_blocks.{number}" for number in range(11, 16)), "_conv_head", "_bn1")
+    for name in (
+        *(f"_blocks.{number}" for number in range(11, 16)),
+        "_conv_head",
+        "_bn1",
+        "_projection",
+    )
 )
 
 

@@ -44,8 +44,11 @@ def first_spec(spec: Spec) -> Spec:
 
 
 def first_node(node: Participant) -> Participant:
-    """Return the node in that federation, with the images that were split off to judge."""
-    return node.fold(first_spec(node.spec), node.images.whole)
+    """Return the node in that federation, with the images that were split off to judge.
+
+    What its model tells of privacy is what the node has spent.
+    """
+    return node.fold(first_spec(node.spec), node.images.whole, node.account)
 
 
 def take_first(node: Participant, state: State, broadcast: Arrays, *, counted: bool) -> Arrays:

@@ -191,7 +191,7 @@ class Participant:
         return bind(*parts)
 
     def confirm(self, round_: int, digest: str) -> None:
-        """Put on the account which bytes leave of the contribution to a round, made just now.
+        """Record the digest of the bytes that leave in a round, made just now.
 
         EdgeNodeError if others have left of the same.
         """
@@ -270,9 +270,17 @@ class Participant:
         assert self.statistics is not None
         return self.statistics.without_own(state.tensors, final, counted=counted)
 
-    def fold(self, spec: Spec, images: Images) -> "Participant":
-        """Return the same node with some of its images, in another federation."""
-        return Participant(spec, self.node, images, self.device, self._secret)
+    def fold(self, spec: Spec, images: Images, account: Account | None = None) -> "Participant":
+        """Return the same node with other images, in another federation.
+
+        It spends nothing of the node's own account, unless that is given.
+        """
+        return Participant(spec, self.node, images, self.device, self._secret, account=account)
+
+    @property
+    def account(self) -> Account:
+        """What has left the node of its images."""
+        return self._account
 
     @property
     def is_frozen(self) -> bool:

@@ -54,6 +54,26 @@ def test_without_images_that_judge_training_the_model_is_that_of_one_message(cod
     assert len(after.metadata.history) == 3
 
 
+def test_the_model_of_the_first_sums_tells_what_the_whole_run_has_spent() -> None:
+    request = Request(
+        "afedcl_plus",
+        model="small",
+        weights="none",
+        size=16,
+        rounds=1,
+        seed=3,
+        privacy={"epsilon": "4"},
+        training={"batch_norm": "eval"},
+    )
+    spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=2)
+    nodes = {name: Images(drawn_images(seed, 12), None) for seed, name in ((1, PLANT), (2, OTHER))}
+    model = simulate(spec, broadcast, nodes, compare=True).models[PLANT]
+    assert model.metadata.method == "gaussian"
+    assert model.metadata.privacy is not None
+    spent = model.metadata.history[-1]["epsilon"]
+    assert model.metadata.privacy.epsilon == spent > 3
+
+
 def test_images_that_training_has_not_seen_are_in_the_model_of_one_message() -> None:
     images = drawn_images(1, 12)
     after = concluded("afedcl_plus", split(images))

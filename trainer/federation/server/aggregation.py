@@ -5,12 +5,12 @@ to what most have.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from broker_config.protocol.messages import TensorSpec
+from broker_config.protocol.messages import Spec, TensorSpec
 from trainer.federation.server.robust_rules import Source
 from trainer.models.named_tensors import Arrays
 
@@ -209,3 +209,19 @@ class IntegerSum:
         """Add one contribution that passed `validate`."""
         for name, values in tensors:
             self.totals[name] += values
+
+
+def with_totals(
+    spec: Spec,
+    begin: Callable[[Arrays, Arrays], Arrays] | None,
+    broadcast: Arrays,
+    totals: Arrays,
+) -> Arrays:
+    """Return the broadcast that follows a round of statistics.
+
+    `begin` makes what training begins with of it; None after training.
+    """
+    if begin is None:
+        return {**broadcast, **totals}
+    begun = begin(broadcast, totals)
+    return {**begun, **totals} if spec.first_totals else begun

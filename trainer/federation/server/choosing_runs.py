@@ -136,7 +136,7 @@ def wanted_sizes(size: int) -> tuple[int, ...]:
 def find_next(
     newest: Run | None, folder: Path, sizes: Sequence[int], *, new: bool
 ) -> NextRun | None:
-    """Return the choosing run that is due; None if the run that is wanted is.
+    """Return the choosing run to start or go on with; None if the wanted run comes next.
 
     Args:
         newest: run of the state folder.

@@ -2,7 +2,7 @@
 once the masks are taken away.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round, masked_tensors
 from trainer.federation.masking import LEAST_NODES, grid, scarce_classes
 from trainer.federation.masking.masks import apply_masks
+from trainer.federation.server.aggregation import with_totals
 from trainer.federation.server.robust_rules import Source
 from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays
@@ -93,22 +94,6 @@ class MaskedContributions:
         statistics.check_totals(self._sums, len(self._contributors))
         begin = statistics.begin if self._round < self._spec.rounds else None
         return with_totals(self._spec, begin, broadcast, self._sums)
-
-
-def with_totals(
-    spec: Spec,
-    begin: Callable[[Arrays, Arrays], Arrays] | None,
-    broadcast: Arrays,
-    totals: Arrays,
-) -> Arrays:
-    """Return the broadcast that follows a round of statistics.
-
-    `begin` makes what training begins with of it; None after training.
-    """
-    if begin is None:
-        return {**broadcast, **totals}
-    begun = begin(broadcast, totals)
-    return {**begun, **totals} if spec.first_totals else begun
 
 
 def check_holders(spec: Spec, held: Iterable[Iterable[int]]) -> None:

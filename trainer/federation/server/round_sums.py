@@ -17,8 +17,9 @@ from trainer.federation.server.aggregation import (
     IntegerSum,
     clipped_mean,
     measure_updates,
+    with_totals,
 )
-from trainer.federation.server.masked_sums import MaskedContributions, with_totals
+from trainer.federation.server.masked_sums import MaskedContributions
 from trainer.federation.server.robust_rules import RULES, Source, aggregate
 from trainer.methods.base import Method, Statistics
 from trainer.models.named_tensors import Arrays, select

@@ -27,7 +27,7 @@ from trainer.federation.client.session_events import (
     Refined,
 )
 from trainer.federation.client.training_thread import Worker
-from trainer.federation.server.masked_sums import with_totals
+from trainer.federation.server.aggregation import with_totals
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
