@@ -85,8 +85,8 @@ def afedcl(
         str,
         typer.Argument(
             help=(
-                "table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around, codecs, "
-                "private, private_training; tune before them; or factors."
+                "table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around, trained, "
+                "codecs, private, private_training; tune before them; or factors."
             ),
             show_default=False,
         ),

@@ -328,6 +328,30 @@ def around(plan: Plan) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.seed)
 
 
+def trained(plan: Plan) -> list[Cell]:
+    """What training adds to one message, by five and by twenty images a node, on the tuning pool;
+    and all images in one place, trained and as sums.
+    """
+    rounds = {"gaussian": 1, RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
+    methods = ("gaussian", RECOMMENDED, "fedavg", "fedper", "afedcl", "local")
+    cells = []
+    for samples in (5, 20):
+        settings = [
+            plan.setting(
+                dataset, partition, samples=samples, classes_per_node=classes, pool="tuning"
+            )
+            for partition, classes in (("disjoint", 3), ("dirichlet", 0))
+            for dataset in plan.images
+        ]
+        separate = plan.cells(settings, [(method, {}) for method in methods])
+        together = plan.cells(settings, [("gaussian", {}), ("local", {})])
+        made = [*separate, *(msgspec.structs.replace(each, pooled=True) for each in together)]
+        cells += sorted(made, key=lambda cell: cell.seed)
+    return [
+        msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells
+    ]
+
+
 CODEC: Codec = "int4"
 
 
@@ -434,6 +458,7 @@ GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
         consensus,
         scarce,
         around,
+        trained,
         codecs,
         private,
         private_tune,

@@ -17,6 +17,7 @@ TITLES = {
     "consensus": "Training or one message",
     "scarce": "The best learner for scarce images",
     "around": "Around one setting with scarce images",
+    "trained": "Training after one message",
     "codecs": "Fewer bytes",
     "private": "Accuracy against epsilon: one message",
     "private_tune": "Steps of training with noise",

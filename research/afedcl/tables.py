@@ -54,6 +54,7 @@ def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table
         "joining": _joining,
         "scarce": scarce_tables.tables,
         "around": partial(scarce_tables.tables, with_cost=False),
+        "trained": partial(scarce_tables.tables, with_cost=False),
         "codecs": codec_tables.tables,
         "private": privacy_tables.tables,
         "private_tune": privacy_tables.tables,
