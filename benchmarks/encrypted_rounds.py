@@ -59,7 +59,7 @@ def measure(broker: Guarded, folder: Path, rounds: int, encryption: Encryption) 
         [
             sys.executable,
             "-m",
-            "edge.cli.main",
+            "edge_node",
             "coordinate",
             "--kit",
             str(broker.folder / "kits/coordinator.kit"),

@@ -142,7 +142,7 @@ def federate(
         [
             sys.executable,
             "-m",
-            "edge.cli.main",
+            "edge_node",
             "coordinate",
             broker.url,
             "--json",

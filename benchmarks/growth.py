@@ -94,8 +94,17 @@ def _fleet(
 def _check(images: int) -> Callable[[Path], Point]:
     def measure(folder: Path) -> Point:
         count = images // len(CLASSES)
-        _run("edge.cli.main", "surfaces", folder, "--plants", "1", "--per-class", count, "--json")
-        found = _run("edge.cli.main", "check", folder / "plant-1", "--json")
+        _run(
+            "edge_node",
+            "surfaces",
+            folder,
+            "--plants",
+            "1",
+            "--per-class",
+            count,
+            "--json",
+        )
+        found = _run("edge_node", "check", folder / "plant-1", "--json")
         return Point(
             "images of a plant",
             count * len(CLASSES),

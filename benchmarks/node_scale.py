@@ -197,7 +197,7 @@ def run_coordinator(
             [
                 sys.executable,
                 "-m",
-                "edge.cli.main",
+                "edge_node",
                 "coordinate",
                 url,
                 "--json",

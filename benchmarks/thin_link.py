@@ -92,7 +92,7 @@ def federate(
 def _federate(
     asked: argparse.Namespace, codec: str, folder: Path, rate: float, delay: float
 ) -> list[tuple[list[Span], float]]:
-    command = [sys.executable, "-m", "edge.cli.main"]
+    command = [sys.executable, "-m", "edge_node"]
     plants = copy_images(asked.data, folder / "images", asked.nodes, asked.images)
     with start_broker(folder / "broker") as broker:
         links = [Link(broker.port, rate * 1e6 / 8, delay / 2000) for _ in plants]

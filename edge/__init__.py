@@ -1,4 +1,4 @@
-"""The line: inference on frames, its daemon, and the command line.
+"""The line: inference on frames, and its daemon.
 
 Starts without torch installed.
 """

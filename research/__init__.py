@@ -5,4 +5,4 @@ Not in the wheel: `python -m research`.
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in edge/cli
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in edge_node/cli

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.cli.main import run
-from edge.cli.shared_options import (
+from edge_node.cli.main import run
+from edge_node.cli.shared_options import (
     ROUNDS,
     SUITED_WEIGHTS,
     WEIGHTS,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
-ROOMS = ("broker_config", "edge", "export", "trainer")  # what the wheel holds
+ROOMS = ("broker_config", "edge", "edge_node", "export", "trainer")  # what the wheel holds
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 SIZES = ({"width", "height"}, {"rows", "columns"})

@@ -26,7 +26,6 @@ from broker_config.protocol.messages import TensorSpec
 from broker_config.security import kit
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
-from edge.cli.main import app, command_tree, main
 from edge.daemon.daemon import serve
 from edge.doctor.probe import Result
 from edge.doctor.run import _row
@@ -34,6 +33,7 @@ from edge.inference.image_decoding import ImageError
 from edge.inference.predictor import Predictor
 from edge.status.federations import StatusMonitor
 from edge.status.rendering import render
+from edge_node.cli.main import app, command_tree, main
 from tests.support.paths import REPOSITORY
 from tests.support.personal_models import FACTS
 from tests.support.tiny_bundle import tiny_bundle
@@ -44,7 +44,7 @@ from trainer.report import summary
 from trainer.training import personal_model
 from trainer.training.participant import State
 
-ROOMS = ("broker_config", "edge", "export", "trainer", "research", "benchmarks")
+ROOMS = ("broker_config", "edge", "edge_node", "export", "trainer", "research", "benchmarks")
 
 # What runs code that stands in data, or hands data to what does.
 FORBIDDEN_MODULES = (
@@ -381,7 +381,7 @@ def test_what_others_wrote_moves_no_cursor(
     def fail() -> None:
         raise EdgeNodeError(f"it ended: {ESCAPE}\n  first\n  second", ESCAPE)
 
-    monkeypatch.setattr("edge.cli.main.command_tree", lambda _: fail)
+    monkeypatch.setattr("edge_node.cli.main.command_tree", lambda _: fail)
     with pytest.raises(SystemExit):
         main()
     text = said.getvalue() + (errors := capsys.readouterr().err)

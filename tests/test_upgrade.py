@@ -3,7 +3,10 @@ served and delivered by this one.
 """
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -115,3 +118,13 @@ def test_what_was_not_delivered_still_waits_for_its_sink(left: Path) -> None:
         outbox.set_sinks([SINK])
         waiting = [msgspec.json.decode(data, type=Outcome) for _, data in outbox.read(SINK, 10)]
     assert waiting == [verdict(number) for number in range(3)]
+
+
+def test_a_systemd_unit_of_version_0_1_finds_the_command_line_under_its_old_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edge.cli.main", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == version("edge-node")

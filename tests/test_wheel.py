@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from tests.support.paths import REPOSITORY
 from trainer.models.catalogue import SHIPPED
 
-ROOMS = ("broker_config", "edge", "export", "trainer")
+ROOMS = ("broker_config", "edge", "edge_node", "export", "trainer")
 CHECKOUT_ONLY = ("benchmarks", "deploy", "research", "tests", "weights")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 WEIGHTS = tomllib.loads((REPOSITORY / "weights" / "pyproject.toml").read_text())["project"]

@@ -91,7 +91,13 @@ def daemon(
     folder: Path, manifest: Manifest, threads: int, pixels: NDArray[np.uint8]
 ) -> Iterator[Service]:
     """Ours: `edge-node serve`."""
-    command = [sys.executable, "-c", "from edge.cli.main import main; main()", "serve", str(folder)]
+    command = [
+        sys.executable,
+        "-c",
+        "from edge_node.cli.main import main; main()",
+        "serve",
+        str(folder),
+    ]
     command += ["--port", "0", "--threads", str(threads)]
     with _started(command) as (process, start):
         assert process.stderr

@@ -103,7 +103,7 @@ def _find_video_files(settings: Settings) -> Iterator[Path]:
 def find_program() -> tuple[str, ...]:
     """Absolute path of the running edge-node."""
     script = Path(sysconfig.get_path("scripts")) / "edge-node"
-    return (str(script),) if script.exists() else (sys.executable, "-m", "edge.cli.main")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "edge_node")
 
 
 def check_access(user: str, needs: Needs) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from broker_config.protocol import topics
 from edge.doctor.probe import CheckContext, Outcome, Result
 
-PACKAGES = ("broker_config", "edge", "export", "trainer")
+PACKAGES = ("broker_config", "edge", "edge_node", "export", "trainer")
 ROOT = Path(__file__).parent.parent.parent
 ROOM_LEFT = 1 << 30  # bytes that should be free if no model is known
 # of the model in a node's folder at most: its own, the received one, optimiser state, exports

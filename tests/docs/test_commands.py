@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from edge.cli.main import app, command_tree
+from edge_node.cli.main import app, command_tree
 from research.__main__ import app as research
 from tests.support.paths import REPOSITORY
 

@@ -10,7 +10,7 @@ from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, 
 from tests.support.paths import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
-ROOMS = ("broker_config", "edge", "export", "trainer", "research")
+ROOMS = ("broker_config", "edge", "edge_node", "export", "trainer", "research")
 ENTRY = re.compile(r"^- `([^`]+)`\n((?:  .*\n)*)", re.MULTILINE)
 
 
@@ -69,7 +69,7 @@ def test_the_exit_codes_are_those_of_the_table() -> None:
 
 
 def test_every_error_of_ours_comes_with_a_remedy() -> None:
-    for room in ("broker_config", "edge", "export", "trainer"):
+    for room in ("broker_config", "edge", "edge_node", "export", "trainer"):
         for path in (REPOSITORY / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(

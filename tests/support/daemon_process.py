@@ -100,7 +100,7 @@ def serving_daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
     command = [
         sys.executable,
         "-m",
-        "edge.cli.main",
+        "edge_node",
         "serve",
         "--port",
         "0",

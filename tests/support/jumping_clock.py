@@ -3,7 +3,7 @@
 import itertools
 import time
 
-from edge.cli.main import main
+from edge_node.cli.main import main
 
 YEAR = 365 * 86_400.0  # seconds
 

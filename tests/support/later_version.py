@@ -12,12 +12,12 @@ _MESSAGE = '''"""Base of all messages; `type` on the wire is the class name."""\
 
 
 def later_version(folder: Path, protocol: str = "edge-node/v1") -> dict[str, str]:
-    """Write it into `folder`; return the environment in which `python -m edge.cli.main` is this
+    """Write it into `folder`; return the environment in which `python -m edge_node` is this
     version.
 
     With another `protocol` it is a later major version.
     """
-    for room in ("broker_config", "edge", "export", "trainer"):
+    for room in ("broker_config", "edge", "edge_node", "export", "trainer"):
         shutil.copytree(
             REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__")
         )

@@ -55,7 +55,7 @@ class Reader:
         self._programs, self._logs = folder / "bin", folder / "logs"
         for each in (self.folder, self._programs, self._logs):
             each.mkdir()
-        self._program("edge-node", f'exec {sys.executable} -m edge.cli.main "$@"')
+        self._program("edge-node", f'exec {sys.executable} -m edge_node "$@"')
         self._program("python", f'exec {sys.executable} "$@"')
         if os.geteuid() == 0:  # it would become a user who may not read what pytest's folders hold
             as_root = '(cat "$2"; grep -q "^user " "$2" || echo user root) >"$2.root"'

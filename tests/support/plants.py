@@ -18,8 +18,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from broker_config.protocol.messages import Spec
-from edge.cli.main import app as edge_node
-from edge.cli.main import run as run_app
+from edge_node.cli.main import app as edge_node
+from edge_node.cli.main import run as run_app
 from tests.support.forked_process import Forked
 from tests.support.waiting import PATIENCE, wait_until
 from trainer.data import class_folders
@@ -81,7 +81,7 @@ Process = subprocess.Popen[bytes] | Forked
 def start(
     *arguments: object,
     log: Path,
-    module: str = "edge.cli.main",
+    module: str = "edge_node",
     anew: bool = False,
     **environment: str,
 ) -> Process:
@@ -91,11 +91,7 @@ def start(
     words = [str(each) for each in arguments]
     command = next(word for word in words if not word.startswith("--"))
     draws = command == "coordinate" and "--weights" not in words  # which imports torch
-    if (
-        (draws or command in ("join", "preview", "serve"))
-        and module == "edge.cli.main"
-        and not anew
-    ):
+    if (draws or command in ("join", "preview", "serve")) and module == "edge_node" and not anew:
         return Forked(words, log, environment)
     with log.open("wb") as file:
         return subprocess.Popen(
@@ -111,7 +107,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """An `edge-node` command, to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "edge_node", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,

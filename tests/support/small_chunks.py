@@ -2,7 +2,7 @@
 so that those of tests have many.
 """
 
-from edge.cli.main import main
+from edge_node.cli.main import main
 from trainer.federation.server import coordinator
 
 CHUNK = 16 * 1024  # bytes

@@ -31,7 +31,7 @@ class Terminal:
             if name not in ("COLUMNS", "LINES", "NO_COLOR")
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
+            [sys.executable, "-m", "edge_node", *map(str, arguments)],
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.cli.main import main
+from edge_node.cli.main import main
 
 WAITING = "waiting"
 STEPS = {  # what is done: by which method
@@ -35,7 +35,7 @@ STARTING = "starting"
 _SIZE = 32  # bytes of a note
 # whose children need not import all of this each for itself
 FORK: Any = multiprocessing.get_context("forkserver")
-_SLOW = ("edge.cli.vfl", "export.vfl_export", "torch._dynamo", "trainer.vfl.client.discovery")
+_SLOW = ("edge_node.cli.vfl", "export.vfl_export", "torch._dynamo", "trainer.vfl.client.discovery")
 FORK.set_forkserver_preload(["tests.support.vfl_processes", *_SLOW, "trainer.vfl.client.session"])
 
 

@@ -48,7 +48,7 @@ class Process:
             stdout = subprocess.PIPE if events else file
             self.popen = subprocess.Popen(
                 # -P: a folder named edge here is not ours
-                [sys.executable, "-P", "-m", "edge.cli.main", *arguments],
+                [sys.executable, "-P", "-m", "edge_node", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=file,

@@ -407,7 +407,7 @@ def test_what_is_remembered_must_be_whole(ours, verifier, tmp_path):
 @contextlib.contextmanager
 def daemon(folder: Path, *options: object, before: str = "") -> Iterator[subprocess.Popen[str]]:
     """`edge-node serve` as a process; `before` runs first in it."""
-    code = f"{before}\nfrom edge.cli.main import main\nmain()"
+    code = f"{before}\nfrom edge_node.cli.main import main\nmain()"
     command = [sys.executable, "-c", code, "serve", str(folder), "--port", "0", *map(str, options)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -529,7 +529,7 @@ def infer(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     """Judge a red image as a process."""
     image = folder.parent / "red.png"
     image.write_bytes(RED)
-    command = [sys.executable, "-m", "edge.cli.main", "infer", folder, image, *options]
+    command = [sys.executable, "-m", "edge_node", "infer", folder, image, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.protocol.errors import UsageError
-from edge.cli.line import load_serve_settings
-from edge.cli.main import app, command_tree
 from edge.config import line_settings
 from edge.config.line_settings import TABLES, parse
 from edge.config.options_file import settings
+from edge_node.cli.line import load_serve_settings
+from edge_node.cli.main import app, command_tree
 from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, draw, here, run, start
 from tests.support.tiny_bundle import tiny_bundle

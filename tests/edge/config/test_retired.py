@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.main import app, command_tree
 from edge.config.retired import RETIRED_COMMANDS, RETIRED_OPTIONS, refuse_retired
+from edge_node.cli.main import app, command_tree
 from tests.support.plants import here
 
 

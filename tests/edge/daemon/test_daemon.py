@@ -478,7 +478,7 @@ def test_a_line_that_may_open_few_files_says_so_and_blames_none_of_them(
     code = f"""
 import os, resource
 import edge.daemon.daemon, onnxruntime
-from edge.cli.main import main
+from edge_node.cli.main import main
 held = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
 resource.setrlimit(resource.RLIMIT_NOFILE, 2 * (held[-1] + 1 + {left},))
 main()

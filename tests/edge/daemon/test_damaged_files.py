@@ -160,7 +160,7 @@ path = "{folder / "line/images"}"
         )
         words = ("serve", "--config", settings, "--memory", folder / "line", "--port", "0")
         return subprocess.Popen(
-            [sys.executable, "-m", "edge.cli.main", *map(str, words)],
+            [sys.executable, "-m", "edge_node", *map(str, words)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

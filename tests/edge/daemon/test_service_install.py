@@ -17,9 +17,9 @@ import pytest
 from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, UsageError
 from broker_config.security import secret_environment
 from edge.bundle.bundle_format import BundleError
-from edge.cli.main import app, command_tree
 from edge.daemon.exit_codes import FINAL, code
 from edge.daemon.systemd_unit import quote
+from edge_node.cli.main import app, command_tree
 from tests.support.plants import here
 from tests.support.tiny_bundle import tiny_bundle
 

@@ -420,7 +420,7 @@ def test_a_table_is_printed_without_torch_line_by_line(
         f"{BLOCK_TORCH}\nsys.argv = ['edge-node', 'doctor', {mosquitto.url!r}, '--state', "
         f"{str(tmp_path)!r}]\n"
     )
-    code += "from edge.cli import main; main.main()"
+    code += "from edge_node.cli import main; main.main()"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )

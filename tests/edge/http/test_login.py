@@ -20,11 +20,11 @@ from starlette.responses import Response
 from typer.testing import CliRunner
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.main import app
 from edge.http.access import Access
 from edge.http.login import SESSION, Accounts, Logins
 from edge.http.request import json_response
 from edge.http.web_app import Route, WebApp, user_of
+from edge_node.cli.main import app
 from tests.support.paths import REPOSITORY
 
 MIA = {"name": "mia", "password": "correct horse"}

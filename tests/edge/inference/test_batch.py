@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.cli.inference_output import classify_and_print
 from edge.inference import batch
 from edge.inference.class_prior import Prior
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
+from edge_node.cli.inference_output import classify_and_print
 from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
 
 

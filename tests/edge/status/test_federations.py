@@ -622,7 +622,7 @@ class Followed:
     """The lines of JSON that `status` writes, as they come."""
 
     def __init__(self, url: str):
-        command = [sys.executable, "-m", "edge.cli.main", "status", url, "--json", "--watch"]
+        command = [sys.executable, "-m", "edge_node", "status", url, "--json", "--watch"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

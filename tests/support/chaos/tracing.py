@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from broker_config.security.secret_environment import PASSPHRASE
-from edge.cli import main
+from edge_node.cli import main
 from trainer.federation.client import checkpoint, training_thread
 from trainer.federation.server import coordinator, journal
 from trainer.training import personal_model

@@ -7,11 +7,11 @@ from tests.support.paths import REPOSITORY
 from trainer.data.datasets import DATASETS
 from trainer.data.partitions import PARTITIONS
 
-ROOMS = ("broker_config", "edge", "export", "trainer")
+ROOMS = ("broker_config", "edge", "edge_node", "export", "trainer")
 OWN = {REPOSITORY / "trainer" / "data" / "partitions", REPOSITORY / "trainer" / "data" / "datasets"}
 COMMON = {"groups", "sources"}  # words of English too
 NAMES = re.compile(rf"(?<![\w-])({'|'.join({*PARTITIONS, *DATASETS} - COMMON)})(?![\w-])")
-EXAMPLES = {"edge/cli/trial.py": ["neu-cls"]}  # in help
+EXAMPLES = {"edge_node/cli/trial.py": ["neu-cls"]}  # in help
 
 
 def named(source: str) -> list[str]:

@@ -33,7 +33,16 @@ class Demo:
         self.mark, self.out, self.log = uuid.uuid4().hex, out, out.with_suffix(".log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "edge.cli.main", "demo", "--out", str(out), *QUICK, *flags],
+                [
+                    sys.executable,
+                    "-m",
+                    "edge_node",
+                    "demo",
+                    "--out",
+                    str(out),
+                    *QUICK,
+                    *flags,
+                ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={

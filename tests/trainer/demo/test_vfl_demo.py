@@ -119,7 +119,7 @@ class Demo:
             [
                 sys.executable,
                 "-m",
-                "edge.cli.main",
+                "edge_node",
                 "vfl",
                 "demo",
                 "--json",

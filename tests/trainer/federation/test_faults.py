@@ -140,9 +140,7 @@ class Federation:
             ("join", self.broker.url, "--name", name, "--data", images, "--state", state), log
         )
 
-    def _start(
-        self, arguments: tuple[object, ...], log: str, module: str = "edge.cli.main"
-    ) -> Process:
+    def _start(self, arguments: tuple[object, ...], log: str, module: str = "edge_node") -> Process:
         self.processes.append(start(*arguments, log=self.folder / log, module=module))
         return self.processes[-1]
 

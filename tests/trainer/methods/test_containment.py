@@ -12,7 +12,7 @@ from broker_config.protocol.messages import Training
 from tests.support.paths import REPOSITORY
 from trainer.methods import METHODS, complete_options, make
 
-ROOMS = ("broker_config", "edge", "export", "trainer")
+ROOMS = ("broker_config", "edge", "edge_node", "export", "trainer")
 METRICS = {
     metric.key
     for name in METHODS
@@ -23,7 +23,7 @@ COMMON = {"local"}
 and given as a method.
 """
 MODELS = {
-    "edge/cli/shared_options.py": {"fedtfi_small"},
+    "edge_node/cli/shared_options.py": {"fedtfi_small"},
     "trainer/models/texture/texture_presets.py": {"fedtfi", "fedtfi_small"},
 }
 """Models that are called like a method."""

@@ -13,8 +13,8 @@ import torch
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Preprocessing, Training
 from broker_config.protocol.round_contents import contribution_tensors
-from edge.cli.shared_options import DEFAULT_METHOD, Method
-from edge.cli.shared_options import METHODS as NAMED
+from edge_node.cli.shared_options import DEFAULT_METHOD, Method
+from edge_node.cli.shared_options import METHODS as NAMED
 from tests.support.method_cases import (
     CASES,
     CLASSES,

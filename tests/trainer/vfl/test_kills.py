@@ -10,7 +10,7 @@ import pytest
 
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.vfl_messages import Recipe
-from edge.cli.main import main
+from edge_node.cli.main import main
 from tests.support.vfl_processes import FORK
 from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, simulated, vfl_spec, written
 from tests.support.waiting import wait_until

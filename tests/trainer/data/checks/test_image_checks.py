@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.main import app, command_tree
-from edge.cli.node import host_name
+from edge_node.cli.main import app, command_tree
+from edge_node.cli.node import host_name
 from tests.support.paths import SHARED_DATA
 from tests.support.plants import here
 from trainer.data import class_folders

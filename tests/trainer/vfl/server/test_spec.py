@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Window
-from edge.cli.main import app
+from edge_node.cli.main import app
 from tests.support.vfl_runs import vfl_spec
 from trainer.vfl.server import spec
 

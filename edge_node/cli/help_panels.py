@@ -7,8 +7,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from edge.cli.environment import name_variables, named_in_errors
 from edge.config.retired import refuse_retired
+from edge_node.cli.environment import name_variables, named_in_errors
 
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",

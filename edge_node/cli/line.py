@@ -10,9 +10,9 @@ import typer
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.help_panels import Panel
-from edge.cli.option_structs import take_options
-from edge.cli.shared_options import Ca, Cert, Json, Key, LineConfig, parse_pairs
+from edge_node.cli.help_panels import Panel
+from edge_node.cli.option_structs import take_options
+from edge_node.cli.shared_options import Ca, Cert, Json, Key, LineConfig, parse_pairs
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
@@ -284,10 +284,10 @@ def infer(
     Exit code 2 if an image cannot be read.
     """
     from edge.bundle.expiry import log_warnings
-    from edge.cli.inference_output import classify_and_print
     from edge.config import line_settings
     from edge.inference import batch
     from edge.inference.served_model import load_model
+    from edge_node.cli.inference_output import classify_and_print
 
     if heat and not annotate:
         raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
-from edge.cli.help_panels import Panel
-from edge.cli.option_structs import take_options
-from edge.cli.shared_options import (
+from edge_node.cli.help_panels import Panel
+from edge_node.cli.option_structs import take_options
+from edge_node.cli.shared_options import (
     BrokerOptions,
     Config,
     Group,

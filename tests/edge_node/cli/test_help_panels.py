@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import typer
 
-from edge.cli.help_panels import COMMANDS, FEW, Panel
-from edge.cli.main import app, command_tree
+from edge_node.cli.help_panels import COMMANDS, FEW, Panel
+from edge_node.cli.main import app, command_tree
 from tests.support.plants import here
 
 ROOT: Any = command_tree(app)

@@ -16,11 +16,12 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
-from edge.cli import vfl_inference
-from edge.cli.help_panels import Panel
-from edge.cli.line import Memory, state_folder
-from edge.cli.option_structs import take_options
-from edge.cli.shared_options import (
+from edge.terminal.formatting import pluralize
+from edge_node.cli import vfl_inference
+from edge_node.cli.help_panels import Panel
+from edge_node.cli.line import Memory, state_folder
+from edge_node.cli.option_structs import take_options
+from edge_node.cli.shared_options import (
     BrokerOptions,
     Config,
     Http,
@@ -30,7 +31,6 @@ from edge.cli.shared_options import (
     reconcile_with_kit,
     stop_on_signals,
 )
-from edge.terminal.formatting import pluralize
 
 BUNDLE = "bundle"  # in a state folder: what `serve` serves
 # sum of all steps that a sensor takes in a round; with more, those that learn at once overshoot

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.option_structs import take_options
-from edge.cli.shared_options import (
+from edge_node.cli.option_structs import take_options
+from edge_node.cli.shared_options import (
     BrokerOptions,
     Json,
     KitFile,
@@ -300,8 +300,8 @@ def user(
     """
     import sys
 
-    from edge.cli.line import state_folder
     from edge.http.login import LEAST, Accounts
+    from edge_node.cli.line import state_folder
 
     accounts = Accounts(state or state_folder())
     if remove:

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from broker_config.protocol.errors import BrokerError, UsageError, explain
 from broker_config.protocol.messages import Spec
-from edge.cli.main import app, command_tree
-from edge.cli.shared_options import RequestOptions, check_model_is_free
+from edge_node.cli.main import app, command_tree
+from edge_node.cli.shared_options import RequestOptions, check_model_is_free
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
@@ -93,7 +93,7 @@ def test_no_help_text_loses_words_in_brackets_that_a_terminal_takes_for_markup()
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['edge-node', '--help']\n"
-        "from edge.cli.main import app\n"
+        "from edge_node.cli.main import app\n"
         "try: app()\n"
         "except SystemExit: pass\n"
         "print([name for name in ('torch', 'numpy', 'onnxruntime', 'paho', 'uvicorn', 'PIL') if "
@@ -105,7 +105,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("package", ["edge.cli.main", "research"])
+@pytest.mark.parametrize("package", ["edge_node.cli.main", "research"])
 def test_matrices_are_computed_on_one_thread_unless_the_environment_says_otherwise(
     package: str,
 ) -> None:
@@ -374,7 +374,7 @@ def test_the_daemon_runs_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_export_says_what_it_does_before_it_loads_torch(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from edge.cli.main import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from edge_node.cli.main import main; main()"
     command = [sys.executable, "-c", code, "export", tmp_path, "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "no personal model" in result.stderr
@@ -475,7 +475,7 @@ def test_a_model_that_is_to_be_served_is_to_be_exported_first(given: str, tmp_pa
     )
 
 
-BUG = "from edge.cli import main, line; line.parse_pairs = None; main.main()"
+BUG = "from edge_node.cli import main, line; line.parse_pairs = None; main.main()"
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
@@ -506,7 +506,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
 ) -> None:
     tiny_bundle(tmp_path / "bundle")
     (tmp_path / "red.png").write_bytes(RED)
-    infer = f"{sys.executable} -m edge.cli.main infer {tmp_path}/bundle {tmp_path}/red.png"
+    infer = f"{sys.executable} -m edge_node infer {tmp_path}/bundle {tmp_path}/red.png"
     command = f"PYTHONUNBUFFERED={unbuffered} {infer} | true"
     result = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
@@ -518,7 +518,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
 def test_a_full_disk_is_named_with_the_remedy(images: Path, tmp_path: Path) -> None:
     """No file may grow beyond 64 kB here."""
     command = (
-        f"ulimit -f 64; exec {sys.executable} -m edge.cli.main simulate --data {images} --model "
+        f"ulimit -f 64; exec {sys.executable} -m edge_node simulate --data {images} --model "
         f"small --size 32 --rounds 1 --nodes 2 --samples 6 --out {tmp_path}/out"
     )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -531,7 +531,7 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
     tiny_bundle(tmp_path / "bundle")
     (tmp_path / "red.png").write_bytes(RED)
     command = (
-        f"{sys.executable} -m edge.cli.main infer {tmp_path}/bundle {tmp_path}/red.png > /dev/full"
+        f"{sys.executable} -m edge_node infer {tmp_path}/bundle {tmp_path}/red.png > /dev/full"
     )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1
@@ -606,7 +606,7 @@ def test_a_process_that_may_open_too_few_files_is_refused_before_a_library_abort
         "--nofile=16",
         sys.executable,
         "-m",
-        "edge.cli.main",
+        "edge_node",
         "serve",
         str(tmp_path),
     ]

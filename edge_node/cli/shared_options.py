@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
-from edge.cli.help_panels import Panel
+from edge_node.cli.help_panels import Panel
 
 if TYPE_CHECKING:
     from broker_config.mqtt.client import Endpoint

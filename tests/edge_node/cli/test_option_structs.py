@@ -9,9 +9,9 @@ import typer.main
 from msgspec import Struct
 from typer.testing import CliRunner
 
-from edge.cli.help_panels import Panel
-from edge.cli.option_structs import take_options
 from edge.config import options_file
+from edge_node.cli.help_panels import Panel
+from edge_node.cli.option_structs import take_options
 
 
 class Baking(Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.cli.line import Memory, TrustFile, make_verifier, state_folder
-from edge.cli.shared_options import Ca, Cert, Json, Key
+from edge_node.cli.line import Memory, TrustFile, make_verifier, state_folder
+from edge_node.cli.shared_options import Ca, Cert, Json, Key
 
 if TYPE_CHECKING:
     from edge.registry.bundle_store import BundleStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_config.security import secret_environment
-from edge.cli.main import app, command_tree
+from edge_node.cli.main import app, command_tree
 from tests.support.plants import here, run
 from tests.support.tiny_bundle import tiny_bundle
 

@@ -1,0 +1,1 @@
+"""The product as a person meets it: the command line."""
