@@ -32,15 +32,14 @@ from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries
 from trainer.data.partition import Scheme, select_pool
 from trainer.data.partitions.disjoint import Disjoint
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.fusion import infer_fusion
 from trainer.models.network import Network, to_tensors
-from trainer.training.engine import encode_all
+from trainer.seeding import generator
 from trainer.training.evaluation import accuracy, predict_among, predict_in_service
 from trainer.training.personal_model import PersonalModel
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
 
 STORED = Path(__file__).with_suffix(".json")
 TOLERANCE = 1.0  # points: other machines round differently, which moves a few images

@@ -23,12 +23,12 @@ from torch.nn import functional
 
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.training_set import Augmentation, TrainingSet, augment
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Engine, simulate
 from trainer.models.named_tensors import Arrays
 from trainer.models.torchvision_import import torchvision_models
 from trainer.training.engine import draw_batches
-from trainer.training.training_set import Augmentation, TrainingSet, augment
 
 CLASSES = ("a", "b", "c")
 RATIOS = (("plain", "bare"), ("batched", "bare"), ("afedcl batched", "afedcl plain"))

@@ -35,7 +35,7 @@ from broker_config.protocol.messages import (
 )
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from trainer.models.named_tensors import Arrays, select
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 CHUNK = 256 * 1024  # bytes
 A_PROCESS = 50  # nodes: paho's select takes file descriptors below 1024 only

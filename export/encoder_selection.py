@@ -7,12 +7,12 @@ import torch
 
 from export.graph import ENCODER_NAMES, Encoder
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, infer_fusion
 from trainer.models.named_tensors import add_prefix, is_frozen, select, strip_prefix
 from trainer.models.network import Network, Tensors
 from trainer.training.engine import predict
 from trainer.training.personal_model import ModelMetadata
-from trainer.training.training_set import TrainingSet
 
 MIN_SHARE = 0.05  # of the features, below which an encoder is tried to be left out
 

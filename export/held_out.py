@@ -12,8 +12,8 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from edge.bundle.bundle_format import Confidence
+from edge.bundle.reference import ClassAxes, Reference
 from edge.inference.class_prior import Prior, reweight
-from edge.uncertainty.reference import ClassAxes, Reference
 from export.model_images import ImageFinder
 from export.parity import open_session
 from trainer.data.class_folders import LabelledImages

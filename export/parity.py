@@ -12,7 +12,7 @@ from broker_config.protocol.errors import UsageError
 from edge.inference.predictor import session_options
 from export.graph import REMEDY, Architecture, ParityError
 from trainer.models.network import Network, Tensors
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 # largest difference between torch and onnxruntime, relative to the largest value or to 1
 TOLERANCE = 1e-4

@@ -13,7 +13,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from export.weight_rounding import round_weights
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 MAX_CALIBRATION_IMAGES = 256
 # Largest difference of golden probabilities. Integer sums are the same everywhere, but the rounding

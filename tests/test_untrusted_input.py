@@ -39,8 +39,8 @@ from tests.support.personal_models import FACTS
 from tests.support.tiny_bundle import tiny_bundle
 from tests.support.wire_messages import SPEC
 from trainer import progress
+from trainer.federation import run_summary
 from trainer.models.initial_weights import initial_encoder
-from trainer.report import summary
 from trainer.training import personal_model
 from trainer.training.participant import State
 
@@ -341,11 +341,11 @@ def test_what_others_wrote_is_no_markup() -> None:
     )
     terminal.print(render(monitor, terminal))
     figures = {"accuracy": 1, "accuracy_low": 0, "accuracy_high": 1, "accuracy_all": 1, "f1": 1}
-    row = summary.NodeReport(name=name, classes=[name], images=1, test_images=1, **figures)
-    report = summary.RunReport(
+    row = run_summary.NodeReport(name=name, classes=[name], images=1, test_images=1, **figures)
+    report = run_summary.RunReport(
         method=name, options={}, model="m", size=32, training={}, rounds=1, seed=0, nodes=[row]
     )
-    summary.print_table(report, Console(file=said, width=200))
+    run_summary.print_table(report, Console(file=said, width=200))
     text = said.getvalue()
     assert "\U0001f604" not in text
     for shown in (

@@ -20,7 +20,7 @@ from benchmarks.serving import services
 from benchmarks.serving.onnxruntime_baseline import Bare
 from benchmarks.serving.services import Questions, Service
 from edge.bundle import bundle_format
-from edge.daemon.prometheus_metrics import CountingConsumer, Metrics
+from edge.http.prometheus_metrics import CountingConsumer, Metrics
 from edge.inference.pipeline import Frame, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 

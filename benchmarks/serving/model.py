@@ -13,9 +13,9 @@ from trainer.data.drawn_surfaces import CLASSES
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.models.network import Network, to_arrays, to_tensors
+from trainer.seeding import generator
 from trainer.training import personal_model
 from trainer.training.personal_model import ModelMetadata, PersonalModel
-from trainer.training.seeding import generator
 
 SIZE = 224  # pixels
 NODE = "press-3"

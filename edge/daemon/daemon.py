@@ -19,18 +19,18 @@ from broker_config.protocol.errors import explain, replace_unprintable
 from broker_config.security.secret_environment import HTTP_TOKEN, read_secret
 from broker_config.storage import disk
 from edge.bundle import expiry
-from edge.config.line_settings import Settings
 from edge.daemon import source_sink_factory
 from edge.daemon.dispatcher import Dispatcher
+from edge.daemon.line_settings import Settings
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
-from edge.daemon.prometheus_metrics import CountingConsumer, Metrics
 from edge.daemon.reload import Reloader
 from edge.daemon.sd_notify import ServiceManager, run_watchdog, status
 from edge.daemon.source_sink_factory import Instance
 from edge.http.access import Access
 from edge.http.app import App
 from edge.http.login import Accounts, Logins
+from edge.http.prometheus_metrics import CountingConsumer, Metrics
 from edge.http.server import Server, listen
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline

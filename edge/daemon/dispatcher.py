@@ -10,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
-from edge.config import line_settings
-from edge.daemon import source_sink_factory
-from edge.daemon.prometheus_metrics import Reading
+from edge.daemon import line_settings, source_sink_factory
+from edge.http.prometheus_metrics import Reading
 from edge.inference.outcomes import Outcome
 from edge.outbox import delivery
 from edge.outbox.delivery import Delivery

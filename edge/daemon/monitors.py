@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from edge.config.line_settings import Settings
-from edge.daemon.prometheus_metrics import Reading
+from edge.daemon.line_settings import Settings
+from edge.http.prometheus_metrics import Reading
 from edge.inference.pipeline import Monitor, Pipeline
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.image_retention import ImageRetention

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError
-from edge.config import line_settings
-from edge.config.line_settings import Settings
-from edge.daemon import source_sink_factory
+from edge.daemon import line_settings, source_sink_factory
 from edge.daemon.dispatcher import Dispatcher
+from edge.daemon.line_settings import Settings
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
 from edge.daemon.source_sink_factory import Instance

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.config.line_settings import Settings
+from edge.daemon.line_settings import Settings
 from edge.daemon.systemd_unit import Needs
 from edge.sources import camera, folder, genicam, opcua
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from broker_config.protocol.errors import UsageError
-from edge.config import line_settings
+from edge.daemon import line_settings
 from edge.inference.pipeline import Source
 from edge.registry import bundle_messages
 from edge.sinks import csv, homeassistant, jsonl, mqtt, opcua, sparkplug, sqlite, webhook

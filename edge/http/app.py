@@ -14,8 +14,6 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
-from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol, openapi
 from edge.http.access import Access
 from edge.http.login import Logins
@@ -28,6 +26,8 @@ from edge.http.openapi import (
     refused,
     told,
 )
+from edge.http.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
+from edge.http.prometheus_metrics import Metrics, Reading
 from edge.http.request import (
     INLINE,
     BodyReader,

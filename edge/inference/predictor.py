@@ -12,9 +12,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import explain_scarcity
+from edge.bundle import reference
 from edge.bundle.bundle_format import CLASSIFIER, Bundle, BundleError, copied_to_memory
 from edge.inference.image_decoding import decode_image
-from edge.uncertainty import reference
 
 
 class Progress:

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.daemon.prometheus_metrics import Reading
 from edge.http.openapi import JSON, Answer, Operation, Parameter, refused, told
+from edge.http.prometheus_metrics import Reading
 from edge.http.request import RequestError, json_response, query, read_json
 from edge.http.web_app import Route, user_of
 from edge.inference.pipeline import Pipeline

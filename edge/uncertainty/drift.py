@@ -16,10 +16,10 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from edge.bundle.bundle_format import Manifest
+from edge.bundle.reference import Floats, Reference
 from edge.inference.outcomes import Notice, Verdict, current_time, new_id
 from edge.inference.pipeline import Inspection, OutcomeConsumer
 from edge.inference.served_model import Model
-from edge.uncertainty.reference import Floats, Reference
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
 # of the control limits; 4.5 gave false alarms on tuning images: features and doubts have heavy

@@ -8,11 +8,11 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from edge.bundle.reference import disagreement, quantile
 from edge.inference.outcomes import Box, Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.served_model import Model
 from edge.uncertainty.blank_frame import is_blank
-from edge.uncertainty.reference import disagreement, quantile
 
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Doubt = Literal["confidence", "disagreement", "novelty", "blank"]

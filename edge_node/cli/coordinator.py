@@ -292,8 +292,8 @@ def coordinate(
     from trainer.federation.server.journal import has_run, newest_run
     from trainer.federation.server.ledger import Ledger
     from trainer.models.initial_weights import choose_weights
-    from trainer.privacy.plan import describe as describe_privacy
     from trainer.statistics.encoder_choice import AUTO
+    from trainer.training.privacy_plan import describe as describe_privacy
 
     endpoint = broker.coordinator_endpoint()
     stop = stop_on_signals()

@@ -16,7 +16,7 @@ from edge_node.cli.shared_options import Ca, Cert, Json, Key, LineConfig, parse_
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
-    from edge.config.line_settings import Settings
+    from edge.daemon.line_settings import Settings
 
 app = typer.Typer()
 
@@ -130,7 +130,7 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     config: LineConfig = None
 
 
-_EXAMPLE = Path(__file__).parents[1] / "config" / "line.example.toml"
+_EXAMPLE = Path(__file__).parents[2] / "edge" / "config" / "line.example.toml"
 
 
 @app.command(
@@ -170,7 +170,7 @@ _RELOADABLE = ("prior", "watch", "output", "mqtt", "ca", "cert", "key")
 
 def _merge_settings(options: ServeOptions, tables: "Settings | None") -> "Settings":
     """The file's tables, with the weights, sources and sinks that the options add."""
-    from edge.config.line_settings import Settings, add_options
+    from edge.daemon.line_settings import Settings, add_options
 
     settings = _override_prior(tables or Settings(), options.prior)
     return add_options(
@@ -284,7 +284,7 @@ def infer(
     Exit code 2 if an image cannot be read.
     """
     from edge.bundle.expiry import log_warnings
-    from edge.config import line_settings
+    from edge.daemon import line_settings
     from edge.inference import batch
     from edge.inference.served_model import load_model
     from edge_node.cli.inference_output import classify_and_print

@@ -188,9 +188,9 @@ def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
     which become the Settings in the context's `obj`.
     """
     if file is not None:
-        from edge.config.line_settings import parse
         from edge.config.options_file import load, options
         from edge.daemon.exit_codes import sysexits
+        from edge.daemon.line_settings import parse
 
         with sysexits():
             content = load(file)

@@ -321,8 +321,8 @@ def simulate(
 
     from trainer import progress
     from trainer.data.partition import Scheme
+    from trainer.federation import run_summary as report
     from trainer.federation.simulation import Engine, simulate_folder
-    from trainer.report import summary as report
     from trainer.statistics.encoder_choice import AUTO
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C

@@ -119,7 +119,7 @@ def _make_protection() -> "Protect":
 
     import numpy as np
 
-    from trainer.training.seeding import generator
+    from trainer.seeding import generator
     from trainer.vfl.channel_noise import Extent, transmit
     from trainer.vfl.privacy import protect
 

@@ -11,8 +11,8 @@ from msgspec import UNSET
 
 from research.afedcl.cell import Finished, NodeResult
 from trainer.models.fusion import mix_logits, spread_ratio
+from trainer.seeding import generator
 from trainer.training.evaluation import paired_interval, predict_in_service
-from trainer.training.seeding import generator
 
 MARGIN = -0.03  # a node is worse off for certain if its paired interval lies wholly below
 SIZES = (4, 6, 8, 10, 20)  # held-out images that a choice may look at

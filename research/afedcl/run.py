@@ -16,6 +16,7 @@ from research.runner.machine import check_torch, machine
 from trainer import progress
 from trainer.data.class_folders import Images, LabelledImages, merge
 from trainer.data.partition import Scheme
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Engine, simulate
 from trainer.methods.base import Metrics
@@ -24,7 +25,6 @@ from trainer.report.model_examination import project
 from trainer.training.engine import predict
 from trainer.training.evaluation import accuracy, macro_f1
 from trainer.training.personal_model import PersonalModel
-from trainer.training.training_set import TrainingSet
 
 _ONE_PLACE = "one place"  # the only node of a cell whose images are pooled
 _EVALUATIONS = 10  # on the held-out images, in the course of a federation

@@ -20,7 +20,7 @@ from broker_config.protocol.errors import UsageError
 from research.runner.tuning import Pool
 from trainer.data import cmapss
 from trainer.data.cmapss import Engines
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 from trainer.vfl.simulation import Stream
 
 Floats = NDArray[np.float32]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.vfl_messages import VflSpec, Window
-from trainer.training.seeding import key_to_seed
+from trainer.seeding import key_to_seed
 from trainer.vfl.algorithm import split_batches
 from trainer.vfl.networks import build_feature_model, build_head_model, embedding_size
 from trainer.vfl.simulation import SimulatedRound, Stream

@@ -18,6 +18,7 @@ from research.fedtfi.data import DATASETS, Inputs
 from research.runner.machine import check_torch, machine
 from trainer.data.class_folders import Catalogue, Images, LabelledImages, merge
 from trainer.data.partition import Scheme, Share
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Device, Engine, simulate
 from trainer.models.named_tensors import Arrays, is_frozen
@@ -26,7 +27,6 @@ from trainer.report.model_examination import project
 from trainer.training.engine import predict
 from trainer.training.evaluation import accuracy, macro_auc, macro_f1
 from trainer.training.personal_model import PersonalModel
-from trainer.training.training_set import TrainingSet
 
 
 def run_cell(cell: Cell, inputs: Inputs) -> Finished:

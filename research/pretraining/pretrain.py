@@ -26,10 +26,10 @@ from research.pretraining.texture_patterns import texture
 from trainer.data import drawn_surfaces
 from trainer.data.class_folders import LabelledImages
 from trainer.data.drawn_surfaces import CLASSES
+from trainer.data.training_set import TrainingSet
 from trainer.models.backbones import build
 from trainer.models.catalogue import FEATURES
-from trainer.training.seeding import generator, key_to_seed
-from trainer.training.training_set import TrainingSet
+from trainer.seeding import generator, key_to_seed
 
 
 class Plan(NamedTuple):

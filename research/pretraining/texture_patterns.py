@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trainer.data.drawn_surfaces import Defect, Random, Style, draw_field, shade_relief, soft_step
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 _SHAPES: tuple[Callable[[np.ndarray, float], np.ndarray], ...] = (
     lambda values, _: values,  # clouds, fibres

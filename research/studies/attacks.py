@@ -40,6 +40,7 @@ from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, LabelledImages
 from trainer.data.partition import Scheme, Share
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.aggregation import largest
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Tamper, simulate
@@ -47,11 +48,10 @@ from trainer.methods.afedcl import CHANCE
 from trainer.methods.base import MAX_IMAGES_WEIGHT
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network
+from trainer.seeding import generator
 from trainer.training.engine import predict
 from trainer.training.participant import Contributed
 from trainer.training.personal_model import PersonalModel
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
 
 Attack = Literal[
     "none",

@@ -26,7 +26,7 @@ from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images
 from trainer.data.partition import select_pool
 from trainer.federation.server.spec import Request, draft
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 METHODS = ("gaussian", "fedavg", "afedcl", "afedcl_plus")
 CLASSES, NODES = 3, 5

@@ -25,13 +25,13 @@ from edge.inference.class_prior import Prior, reweight
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme, select_pool
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.network import Network
+from trainer.seeding import generator
 from trainer.training.calibration import calibrate, softmax
 from trainer.training.engine import predict
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
 
 UNTAUGHT = (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0)
 # pixels; nodes; classes of each; images of classes that arrive, of each

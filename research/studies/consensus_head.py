@@ -34,6 +34,7 @@ from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme, select_pool
+from trainer.data.training_set import TrainingSet
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, to_tensors
 from trainer.statistics import lda_head
@@ -41,7 +42,6 @@ from trainer.statistics.features import view_features
 from trainer.statistics.lda_head import Head
 from trainer.statistics.sums import Sums, collect, directions
 from trainer.training.calibration import softmax
-from trainer.training.training_set import TrainingSet
 
 SIZE, NODES, DIMENSIONS = 64, 5, 256  # pixels; plants; directions that features are projected to
 PARTITIONS = (("disjoint", 2), ("disjoint", 3), ("dirichlet", 0))  # and classes a plant

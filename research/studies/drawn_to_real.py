@@ -18,7 +18,7 @@ from broker_config.protocol.messages import Preprocessing
 from research.pretraining.pretrain import Classifier, Plan, pretrain
 from trainer.data import class_folders, partition
 from trainer.data.drawn_surfaces import CLASSES
-from trainer.training.training_set import TrainingSet
+from trainer.data.training_set import TrainingSet
 
 
 def judge(model: Classifier, images: class_folders.LabelledImages) -> np.ndarray:

@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
+from edge.bundle.reference import Reference
 from edge.inference.outcomes import Outcome, Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 from edge.uncertainty import drift, uncertainty_check
-from edge.uncertainty.reference import Reference
 from research.studies.novelty import MOST, NODES, SIZE, Seen, look
 from trainer.data import class_folders, folder_scan
 from trainer.data.class_folders import Catalogue, LabelledImages
 from trainer.data.partition import Scheme, select_pool
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
+from trainer.seeding import generator
 from trainer.training.calibration import calibrate, softmax
-from trainer.training.seeding import generator
 
 # images: before and after a change, and of a stream without one
 BEFORE, AFTER, ORDINARY = 1000, 2000, 20_000

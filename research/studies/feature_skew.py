@@ -41,13 +41,13 @@ from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme, select_pool
+from trainer.data.training_set import TrainingSet
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, Tensors, to_tensors
+from trainer.seeding import generator
 from trainer.statistics.features import view_features
 from trainer.statistics.lda_head import Means, Spread, estimate_means, estimate_spread
 from trainer.statistics.sums import Sums, collect
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
 
 MODEL, SIZE, BATCH = "mobilenet_v2", 64, 64
 SEEN = 20  # held-out images of each class and plant

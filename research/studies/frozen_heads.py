@@ -34,6 +34,7 @@ from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, LabelledImages, split_folds
 from trainer.data.image_groups import group_entries, read_keys
 from trainer.data.partition import Scheme, select_pool
+from trainer.data.training_set import TrainingSet
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, to_tensors
 from trainer.statistics import lda_head, logistic_head
@@ -44,7 +45,6 @@ from trainer.training import frozen_heads
 from trainer.training.calibration import calibrate
 from trainer.training.evaluation import predict_in_service
 from trainer.training.frozen_heads import Together
-from trainer.training.training_set import TrainingSet
 
 NODES = 5
 JUDGED = 3  # plants of a federation that are judged: each takes seconds

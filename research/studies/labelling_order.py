@@ -26,17 +26,17 @@ import msgspec
 import numpy as np
 import torch
 
+from edge.bundle.reference import Reference
 from edge.labelling.label_order import SimilarityGroups, instructiveness, order
-from edge.uncertainty.reference import Reference
 from research.runner.store import Records
 from research.studies.consensus_head import Features, extract
 from trainer.data import class_folders
 from trainer.data.partition import select_pool
+from trainer.seeding import generator
 from trainer.statistics import lda_head
 from trainer.statistics.lda_head import Head
 from trainer.statistics.sums import Sums, collect, directions
 from trainer.training.calibration import softmax
-from trainer.training.seeding import generator
 
 DIMENSIONS = 256
 START, CLASSES = 2, 3  # labelled images of each class in the beginning; classes that have some

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from broker_config.protocol.messages import Preprocessing
 from trainer.data import class_folders, partition
+from trainer.data.training_set import TrainingSet
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, to_tensors
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
+from trainer.seeding import generator
 
 _PENALTY = 0.01
 

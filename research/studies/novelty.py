@@ -45,19 +45,19 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from broker_config.protocol.messages import Spec
-from edge.uncertainty.reference import LEAST, Reference, disagreement
+from edge.bundle.reference import LEAST, Reference, disagreement
 from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, LabelledImages
 from trainer.data.partition import Scheme, select_pool
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.fusion import WEIGHTED_SUM
 from trainer.models.network import Network, Tensors
+from trainer.seeding import generator
 from trainer.training.calibration import fit_temperature, softmax
 from trainer.training.personal_model import PersonalModel
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
 
 SIZE, NODES, MOST = 64, 5, 120  # pixels; nodes; unknown images of a kind for each node
 COMBINED = (

@@ -35,17 +35,17 @@ import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 
-from edge.uncertainty.reference import ClassAxes, quantile
+from edge.bundle.reference import ClassAxes, quantile
 from research.runner.store import Records
 from research.studies.consensus_head import NODES, Features, extract
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme, select_pool
+from trainer.seeding import generator
 from trainer.statistics import lda_head
 from trainer.statistics.lda_head import Means
 from trainer.statistics.sums import collect
 from trainer.training.calibration import fit_temperature, softmax
-from trainer.training.seeding import generator
 
 SAMPLES = (5, 10, 20)  # training images a plant
 MOST = 100  # images of a kind for each plant

@@ -45,9 +45,9 @@ from research.runner.tables import Table, format_difference
 from research.studies.consensus_head import SAMPLES, Features, Logits, Trial, deal, extract, judge
 from trainer.data import class_folders
 from trainer.data.partition import select_pool
+from trainer.seeding import generator
 from trainer.statistics import lda_head
 from trainer.statistics.sums import VIEWS, Sums, collect, shapes
-from trainer.training.seeding import generator
 
 PARTITIONS = (("disjoint", 3), ("dirichlet", 0))  # and classes a plant
 RIDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)  # of AFL: candidates, and the choice

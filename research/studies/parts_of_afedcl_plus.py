@@ -32,16 +32,16 @@ from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.methods.afedcl import L_D
 from trainer.methods.base import Batch, Encode, Phase, Step
 from trainer.models.initial_weights import init_linear, initial_encoder
 from trainer.models.network import Network, Tensors, to_tensors
+from trainer.seeding import key_to_seed
 from trainer.statistics import lda_head
 from trainer.statistics.features import view_features
 from trainer.statistics.sums import Sums, collect
-from trainer.training.engine import encode_all, run_phase
-from trainer.training.seeding import key_to_seed
-from trainer.training.training_set import TrainingSet
+from trainer.training.engine import run_phase
 
 MODEL, SIZE, NODES, SAMPLES, CLASSES = "mobilenet_v2", 64, 5, 5, 3
 ROUNDS, JUDGED = 12, (6, 12)

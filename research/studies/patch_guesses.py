@@ -13,7 +13,7 @@ from torch.nn import functional
 from trainer.audit.fitted_network import perceptron
 from trainer.audit.patch_inversion import Items, Plant, Whole, cut, scale
 from trainer.privacy.patch_protection import ChannelStatistics, Floats, Protection, draw_mixtures
-from trainer.training.seeding import generator, key_to_seed
+from trainer.seeding import generator, key_to_seed
 
 _EPOCHS, _BATCH = 20, 64
 

@@ -43,13 +43,13 @@ from trainer.audit.patch_inversion import Items, Plant
 from trainer.data import class_folders as data
 from trainer.data import drawn_surfaces
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
 from trainer.privacy.patch_protection import Floats, Protection
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
+from trainer.seeding import generator
 
 Knows = Literal["same", "other"]
 View = Literal["maps", "one place", "16 places known", "1 place known", "sent"]

@@ -38,16 +38,16 @@ from research.studies.feature_skew import MODEL, SIZE, draw_camera
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
 from trainer.data.partition import Scheme
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, Tensors
+from trainer.seeding import generator
 from trainer.training.conclusion import conclude
 from trainer.training.engine import predict
 from trainer.training.evaluation import accuracy, predict_among
 from trainer.training.participant import Participant, State
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
 
 MEMBERS, SAMPLES, CLASSES, EPOCHS = 5, 5, 3, 6
 ROUNDS = {"local": 30, "fedavg": 30, "afedcl_plus": 12}

@@ -31,18 +31,18 @@ from research.runner.store import Records
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue
 from trainer.data.partition import Scheme
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.methods.afedcl_plus import normalised_loss
 from trainer.methods.base import WHOLE, Phase, Step
 from trainer.models.fusion import LENGTH
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, Tensors, to_tensors
+from trainer.seeding import key_to_seed
 from trainer.statistics import lda_head
 from trainer.statistics.features import view_features
 from trainer.statistics.label_doubts import log_softmax
 from trainer.statistics.sums import Sums, collect
-from trainer.training.engine import encode_all, run_phase
-from trainer.training.seeding import key_to_seed
-from trainer.training.training_set import TrainingSet
+from trainer.training.engine import run_phase
 
 MODEL = "efficientnet_lite0_mid"
 NODES = 5

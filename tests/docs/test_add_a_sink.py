@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge.config import line_settings
-from edge.daemon import source_sink_factory
+from edge.daemon import line_settings, source_sink_factory
 from edge.sinks.sink import Item
 from tests.support.outcomes_at_noon import notice, verdict
 from tests.support.paths import REPOSITORY

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge.config import line_settings
+from edge.daemon import line_settings
 from edge.inference.pipeline import Frame
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import RED

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from broker_config.broker.embedded import start_broker
-from edge.config import line_settings
+from edge.daemon import line_settings
 from tests.support.page_reader import Reader, kind_of, lines
 from tests.support.paths import REPOSITORY
 from tests.support.ports import free_port

@@ -15,12 +15,12 @@ from safetensors.numpy import load as read
 
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
+from edge.bundle.reference import ClassAxes
 from edge.inference.class_prior import Prior
 from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
 from edge.inference.tiling import View
 from edge.uncertainty.model_warnings import model_warnings
-from edge.uncertainty.reference import ClassAxes
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from export import held_out
 from export.bundle_export import export

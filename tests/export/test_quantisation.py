@@ -33,10 +33,10 @@ from tests.support.int8_kernels import answers
 from tests.support.personal_models import CLASSES, SMALL, graph_of, made, pictures
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.models.network import Network
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, PersonalModel, TrainingImage
-from trainer.training.training_set import TrainingSet
 
 
 def saved(model: PersonalModel, folder: Path) -> Path:

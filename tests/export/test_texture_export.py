@@ -43,9 +43,9 @@ from trainer.models.fusion import LENGTH, NORMALISED, infer_fusion
 from trainer.models.network import Network
 from trainer.models.texture.texture_network import remove_stem
 from trainer.models.texture.texture_presets import PRESETS
+from trainer.seeding import generator
 from trainer.training import personal_model
 from trainer.training.personal_model import PersonalModel
-from trainer.training.seeding import generator
 
 pytestmark = pytest.mark.slow
 

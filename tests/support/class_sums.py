@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from broker_config.protocol.messages import TensorSpec, Training
+from trainer.data.training_set import TrainingSet
 from trainer.methods import METHODS, Entry
 from trainer.methods.base import Method, OneStage, Statistics, send_prefixes
 from trainer.methods.fedavg import fedavg
@@ -16,7 +17,6 @@ from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, Tensors
 from trainer.training import alone
-from trainer.training.training_set import TrainingSet
 
 NAME, COUNTS, FEATURES = "class_sums", "statistics.counts", "statistics.features"
 GRID = 20  # binary exponent of the features' grid

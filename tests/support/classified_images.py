@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Confidence
+from edge.bundle.reference import Reference
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.inference.pipeline import Frame, Monitor, Pipeline
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
-from edge.uncertainty.reference import Reference
 from tests.support.tiny_bundle import CLASSES, tiny_bundle
 
 SIZE = 16

@@ -18,7 +18,7 @@ from pathlib import Path
 from broker_config.protocol.errors import EdgeNodeError
 from edge.daemon.source_sink_factory import Instance
 from edge.daemon.daemon import serve
-from edge.config.line_settings import Settings, add_options
+from edge.daemon.line_settings import Settings, add_options
 options = json.loads(sys.argv[1])
 bundle = Path(options.pop("bundle"))
 settings = add_options(Settings(), *(options.pop(name, None) for name in ("watch", "output", \

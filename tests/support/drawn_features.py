@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trainer.seeding import generator
 from trainer.statistics.sums import VIEWS, Sums, collect
-from trainer.training.seeding import generator
 
 
 class Plant(NamedTuple):

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from broker_config.protocol.messages import Option, Training
 from research.afedcl.cell import Cell, Finished, NodeResult, Setting
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 NEU = Setting(
     dataset="NEU-CLS",

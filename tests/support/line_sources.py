@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from edge.config import line_settings
-from edge.daemon import source_sink_factory
+from edge.daemon import line_settings, source_sink_factory
 from edge.daemon.source_sink_factory import Instance
 from edge.inference.outcomes import Outcome
 from edge.inference.pipeline import Pipeline, Source

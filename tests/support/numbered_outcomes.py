@@ -14,7 +14,7 @@ import contextlib, json, logging, sys, time
 from pathlib import Path
 from edge.daemon.source_sink_factory import Instance
 from edge.daemon.dispatcher import Dispatcher
-from edge.config.line_settings import parse
+from edge.daemon.line_settings import parse
 from tests.support.numbered_outcomes import verdict
 logging.basicConfig(format="%(message)s")
 tables, state, first, count, pause = json.loads(sys.argv[1])

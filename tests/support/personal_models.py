@@ -15,14 +15,14 @@ from broker_config.protocol.messages import Preprocessing, Training
 from export.graph import set_temperature
 from tests.support.federation_keys import FederationKeys
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft, trains
 from trainer.methods import make
 from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
+from trainer.seeding import generator
 from trainer.training.personal_model import ModelMetadata, PersonalModel
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
 
 CLASSES = ("crazing", "inclusion", "patches")
 SMALL = Request("afedcl", model="small", size=32, rounds=4)

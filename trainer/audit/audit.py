@@ -25,9 +25,9 @@ from trainer.methods import make
 from trainer.methods.base import weigh_by_images
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays
-from trainer.privacy.plan import planned_epsilon
 from trainer.progress import Report, Step
 from trainer.training.engine import Stopped
+from trainer.training.privacy_plan import planned_epsilon
 
 LEAST_IMAGES = 8
 """Fewer cannot be parted into what is sent, what is not, and what an attacker knows."""

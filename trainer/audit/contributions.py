@@ -13,8 +13,8 @@ from trainer.audit.parts import draw_labelled
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.update_codec import decode_contribution, encode_contribution, is_coded
 from trainer.models.named_tensors import Arrays
+from trainer.seeding import generator, key_to_seed
 from trainer.training.participant import Contributed, Participant
-from trainer.training.seeding import generator, key_to_seed
 
 MOST_OTHERS = 4
 """Plants that are trained beside one whose contribution is masked: with more,

@@ -28,13 +28,12 @@ from trainer.audit.feature_decoder import FeatureDecoder
 from trainer.audit.observation import Observation
 from trainer.audit.parts import Parts, attackers_own
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.models.fusion import LENGTH, NORMALISED
 from trainer.models.initial_weights import init_linear
 from trainer.models.named_tensors import is_trainable
 from trainer.models.network import Tensors, to_tensors
-from trainer.training.engine import encode_all
-from trainer.training.seeding import generator, key_to_seed
-from trainer.training.training_set import TrainingSet
+from trainer.seeding import generator, key_to_seed
 
 SEARCHED = 2  # images that are searched for at once
 STEPS = 150  # of that search

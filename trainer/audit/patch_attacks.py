@@ -16,9 +16,9 @@ from trainer.audit.exposure import Exposure, Found, Pictures
 from trainer.audit.observation import Observation
 from trainer.audit.parts import Parts
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.privacy.patch_protection import Floats, Protection
-from trainer.training.seeding import generator
-from trainer.training.training_set import TrainingSet
+from trainer.seeding import generator
 
 _LOOKED_FOR = 64  # patches behind which images are looked for
 _EPOCHS = 30

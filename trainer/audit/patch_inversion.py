@@ -23,7 +23,7 @@ from trainer.privacy.patch_protection import (
     measure_channels,
     protect,
 )
-from trainer.training.seeding import generator, key_to_seed
+from trainer.seeding import generator, key_to_seed
 
 Whole = NDArray[np.int64]
 Invert = Callable[[Tensor], Floats]

@@ -16,12 +16,12 @@ from trainer.audit.feature_decoder import FeatureDecoder
 from trainer.audit.observation import Observation
 from trainer.audit.parts import Parts, attackers_own
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.methods.base import Statistics
 from trainer.methods.statistics_head import take_below
 from trainer.models.named_tensors import Arrays
 from trainer.statistics.private_sums import PrivateSums
 from trainer.statistics.sums import PREFIX, VIEWS, Sums
-from trainer.training.training_set import TrainingSet
 
 _RIDGE = 1e-7  # of the mean eigenvalue: more than the grid's rounding, less than an image's part
 _LEAST_IMAGES = 0.5  # of a noisy class: with fewer its mean means nothing

@@ -15,7 +15,7 @@ from trainer.data.checks import rules
 from trainer.data.checks.findings import Finding, raise_errors
 from trainer.data.class_names import check_class_folders, check_own_aliases
 from trainer.data.folder_scan import Entry, FolderScan, decode_entries, scan_folder
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 
 class Catalogue(NamedTuple):

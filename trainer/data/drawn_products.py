@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 CLASSES = ("ok", "burr", "crack", "warp")
 LABELS = "labels.csv"

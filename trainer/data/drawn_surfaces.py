@@ -16,7 +16,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.storage.disk import writing
 from edge.inference.image_decoding import annotated_tags
 from trainer.progress.events import Report, Step
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 Random = np.random.Generator
 _MAX_PLANTS_SHOWN = 8  # plants on a contact sheet

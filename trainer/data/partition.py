@@ -19,7 +19,7 @@ from trainer.data.class_folders import Catalogue, drop_duplicates, merge
 from trainer.data.folder_scan import Entry
 from trainer.data.partitions import make
 from trainer.data.partitions.partition_rule import Partition, round_to_total, split_evenly
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 Pool = Literal["report", "tuning", "all"]
 

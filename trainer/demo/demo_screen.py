@@ -11,7 +11,7 @@ from broker_config.protocol.errors import replace_unprintable
 from edge.bundle.comparison import Comparison, TrainingGain
 from edge.terminal.formatting import pluralize
 from edge.uncertainty.performance import wilson_interval
-from trainer.report.summary import NodeReport, RunReport, list_gains
+from trainer.federation.run_summary import NodeReport, RunReport, list_gains
 
 # Of the columns after the name; those that no node has anything for are left out.
 _TITLES = ("images", "alone", "first model", "training added", "deployed")

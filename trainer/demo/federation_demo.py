@@ -30,8 +30,9 @@ from trainer.data.image_groups import group_entries
 from trainer.data.partition import Share
 from trainer.data.partitions import DEFAULT
 from trainer.demo.demo_processes import Processes, clear_folder
+from trainer.federation import run_summary
 from trainer.federation.server.spec import Request, draft
-from trainer.report import report_page, summary
+from trainer.report import report_page
 from trainer.training import personal_model
 from trainer.training.evaluation import accuracy, predict_in_service
 
@@ -49,7 +50,7 @@ def run(
     nodes: int,
     classes_per_node: int,
     samples: int,
-) -> summary.RunReport:
+) -> run_summary.RunReport:
     """Run the demo and leave report.json, report.html, bundles and logs in `out`.
 
     Args:
@@ -117,7 +118,7 @@ def run(
             rows.append(msgspec.structs.replace(row, first=first))
         report(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
         served = _serve(processes, shares[0], out)
-    result = summary.RunReport.from_spec(
+    result = run_summary.RunReport.from_spec(
         spec,
         rows,
         weights=request.weights,
@@ -141,7 +142,7 @@ class _Federated(NamedTuple):
 
     finished: progress.FederationFinished
     contribution: int  # bytes of the largest one
-    first: dict[str, summary.FirstModel]  # by node
+    first: dict[str, run_summary.FirstModel]  # by node
 
 
 def _federate(
@@ -197,14 +198,14 @@ def _federate(
     ]
     finished = None
     contribution = 0
-    first: dict[str, summary.FirstModel] = {}
+    first: dict[str, run_summary.FirstModel] = {}
     for process, event in processes.read_events(coordinator, *trainers):
         from_node = process is not coordinator
         if from_node == isinstance(event, progress.Activity | progress.Received):
             report(event)
         if isinstance(event, progress.ModelReady):
             seconds = time.monotonic() - started
-            first[event.node] = summary.FirstModel(
+            first[event.node] = run_summary.FirstModel(
                 seconds=seconds, accuracy=event.accuracy, low=event.low, high=event.high
             )
             if len(first) == len(shares):
@@ -247,7 +248,7 @@ def _models(shares: Sequence[Share], out: Path) -> list[str]:
     return [str(out / share.node / "model") for share in shares]
 
 
-def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summary.NodeReport:
+def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> run_summary.NodeReport:
     """A node's results: as it measured them, and its bundle in onnxruntime on the held-out
     images of all.
     """
@@ -261,14 +262,14 @@ def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summ
     logits = np.log(np.maximum(probabilities[mine], 1e-30))
     accuracy_others = float(right[others].mean()) if others.any() else None
     return msgspec.structs.replace(
-        summary.NodeReport.from_metadata(metadata),
+        run_summary.NodeReport.from_metadata(metadata),
         accuracy_all=float(right.mean()),
         accuracy_others=accuracy_others,
         onnx_accuracy=accuracy(predict_in_service(logits, own), everyone.labels[mine]),
     )
 
 
-def _serve(processes: Processes, share: Share, out: Path) -> summary.Serving:
+def _serve(processes: Processes, share: Share, out: Path) -> run_summary.Serving:
     """Start the daemon on one bundle and send it held-out images over HTTP."""
     folder = out / "bundles" / share.node
     daemon = processes.start(
@@ -292,7 +293,7 @@ def _serve(processes: Processes, share: Share, out: Path) -> summary.Serving:
         right += answer["label"] == entry.class_name
     connection.close()
     processes.stop(daemon)
-    return summary.Serving(
+    return run_summary.Serving(
         node=share.node,
         images=len(entries),
         agreeing=agreeing,

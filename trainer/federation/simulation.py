@@ -19,6 +19,7 @@ from trainer import progress
 from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries, read_keys
+from trainer.federation import run_summary
 from trainer.federation.masking.grid import contribution_words
 from trainer.federation.server.choosing_runs import wanted_sizes
 from trainer.federation.server.masked_sums import check_holders
@@ -38,8 +39,7 @@ from trainer.methods.base import WHOLE, Method, Metrics
 from trainer.models.catalogue import CANDIDATES
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
-from trainer.privacy.plan import describe as describe_privacy
-from trainer.report import summary
+from trainer.seeding import key_to_seed
 from trainer.statistics.encoder_choice import AUTO, Cost, choose, describe
 from trainer.training import batched_engine, personal_model
 from trainer.training.alone import TrainedAlone, trains_alone
@@ -50,7 +50,7 @@ from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import EVALUATE_EVERY, Contributed, Participant
 from trainer.training.personal_model import PersonalModel
 from trainer.training.preview import compute_loss
-from trainer.training.seeding import key_to_seed
+from trainer.training.privacy_plan import describe as describe_privacy
 
 Device = Literal["cpu", "cuda"]
 
@@ -325,7 +325,7 @@ def simulate_folder(
     report: progress.Report,
     engine: Engine = PLAIN,
     group: str | None = None,
-) -> summary.RunReport:
+) -> run_summary.RunReport:
     """Share a data set of one or several sources among simulated nodes, run a federation,
     and report what they reach.
 
@@ -374,9 +374,12 @@ def simulate_folder(
     outcome = simulate(
         spec, broadcast, images[spec.preprocessing.size], report, engine, compare=True
     )
-    result = summary.RunReport.from_spec(
+    result = run_summary.RunReport.from_spec(
         spec,
-        [summary.NodeReport.from_metadata(outcome.models[share.node].metadata) for share in shares],
+        [
+            run_summary.NodeReport.from_metadata(outcome.models[share.node].metadata)
+            for share in shares
+        ],
         weights=requests[number].weights,
         data=named,
         seconds=time.monotonic() - started,

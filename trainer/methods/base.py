@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from trainer.audit.exposure import Found
     from trainer.audit.observation import Observation
     from trainer.audit.parts import Parts
+    from trainer.data.training_set import TrainingSet
     from trainer.models.network import Network, Tensors
     from trainer.statistics.private_sums import Normal
-    from trainer.training.training_set import TrainingSet
 
 Metrics = dict[str, float]
 WHOLE = ("encoder", "classifier")

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+    from trainer.data.training_set import TrainingSet
     from trainer.models.network import Network, Tensors
     from trainer.statistics.private_sums import Normal
-    from trainer.training.training_set import TrainingSet
 
 
 _CANDIDATE = "candidate"

@@ -18,7 +18,7 @@ from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture import texture_weights
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.torchvision_import import torchvision_models
-from trainer.training.seeding import key_to_seed
+from trainer.seeding import key_to_seed
 
 _PATIENCE = 3.0  # seconds for a server to say that it is there
 

@@ -25,7 +25,7 @@ the length to which they are brought.
 """
 NOVELTY = "novelty"
 """Prefix of what only tells images that are like no class:
-`ClassAxes` of `edge.uncertainty.reference`.
+`ClassAxes` of `edge.bundle.reference`.
 """
 _TINY = 1e-12  # least length by which features are divided: those of nothing stay zero
 

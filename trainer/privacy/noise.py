@@ -38,3 +38,22 @@ def draw_normal(keys: Sequence[bytes], width: int) -> Doubles:
     radius = np.sqrt(-2 * np.log(uniform[:, 0]))
     angle = 2 * np.pi * uniform[:, 1]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :width]
+
+
+def quantise(
+    values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5
+) -> Doubles:
+    """One of so many levels, evenly spread from `low` to `high` of each column;
+    what lies beyond is cut.
+
+    With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is
+    the level below or above, by chance, such that the value is what comes out in the mean
+    (non-subtractive dither).
+
+    The range is a column's own: one for the whole message would hang on its one extreme product,
+    and columns that vary little would lose all they tell.
+    """
+    width = high - low
+    place = (np.clip(values, low, high) - low) / np.where(width > 0, width, 1) * (levels - 1)
+    index = np.minimum(np.floor(place + dither), levels - 1)
+    return np.where(index == levels - 1, high, low + width * (index / (levels - 1)))

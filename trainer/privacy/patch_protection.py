@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
-from trainer.vfl.channel_noise import quantise
+from trainer.privacy.noise import quantise
 
 Floats = NDArray[np.float32]
 RANGE = 3.0  # deviations to each side of the mean that levels are spread over

@@ -18,11 +18,11 @@ from torch.nn import functional
 from broker_config.storage import checksums
 from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.models.network import Network, Tensors
 from trainer.report.run_files import Node
 from trainer.training import personal_model as personal
 from trainer.training.personal_model import HeldOutPrediction
-from trainer.training.training_set import TrainingSet
 
 _PICTURE_SIZE = 160  # pixels, width and height on the page
 _MAX_EXAMPLES = 4  # classified correctly, and as many wrongly

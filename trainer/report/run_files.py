@@ -9,10 +9,10 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
+from trainer.federation.run_summary import NodeReport, RunReport
 from trainer.federation.server import journal
 from trainer.progress import timeline
 from trainer.progress.timeline import Span
-from trainer.report.summary import NodeReport, RunReport
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, TrainingImage
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import torch
 
+from trainer.data.training_set import Augmentation, TrainingSet
 from trainer.models.network import Network, Tensors
 from trainer.statistics.sums import VIEWS, directions
-from trainer.training.training_set import Augmentation, TrainingSet
 
 # of the square; the first leaves an image as it is
 _SYMMETRIES = list(itertools.product((False, True), repeat=3))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.uncertainty.reference import ClassAxes
+from edge.bundle.reference import ClassAxes
 from trainer.statistics.sums import VIEWS, Sums, quantise
 
 _LEAST_SHRINKAGE = 0.01

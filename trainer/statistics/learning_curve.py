@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from edge.uncertainty.performance import wilson_interval
+from trainer.seeding import generator
 from trainer.statistics.label_doubts import Doubt, describe_doubts
 from trainer.statistics.lda_head import Head, Spread, fit
 from trainer.statistics.sums import Sums, collect
 from trainer.training.evaluation import predict_among
-from trainer.training.seeding import generator
 
 DRAWS = 5
 """How often images are drawn: each curve is the mean over so many."""

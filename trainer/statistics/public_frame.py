@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from trainer.data.drawn_surfaces import CLASSES, draw_images
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.models.network import Network, Tensors
 from trainer.statistics.private_sums import DIRECTIONS
-from trainer.training.engine import encode_all
-from trainer.training.training_set import TrainingSet
 
 # plants that are drawn, and images of each class of each
 _STYLES = 12

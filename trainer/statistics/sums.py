@@ -12,7 +12,7 @@ import numpy as np
 
 from broker_config.protocol.messages import TensorSpec
 from trainer.models.named_tensors import Arrays
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 PREFIX = "statistics"
 MAX_IMAGES = 4096  # of a plant: with this, 100,000 plants fit into 63 bits

@@ -14,12 +14,12 @@ from itertools import chain
 import torch
 
 from broker_config.protocol.round_contents import is_statistics_round
+from trainer.data.training_set import TrainingSet
 from trainer.methods.base import Metrics, Phase
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Tensors
 from trainer.training.engine import descend
 from trainer.training.participant import Contributed, Participant, State
-from trainer.training.training_set import TrainingSet
 
 MAX_GROUP_NODES = 32  # nodes in a group: its activations are all in memory at once
 

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from edge.bundle.comparison import CandidateName, Comparison, TrainingGain
+from edge.bundle.reference import ClassAxes
 from edge.inference import native_memory
 from edge.inference.class_prior import Prior
 from edge.uncertainty.performance import unseen_performance, wilson_interval
-from edge.uncertainty.reference import ClassAxes
 from trainer.data.class_folders import Images, LabelledImages, split_folds
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options
 from trainer.models.fusion import LENGTH, NOVELTY, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, select, strip_prefix
@@ -32,7 +33,7 @@ from trainer.statistics.sums import PREFIX
 from trainer.training import frozen_heads
 from trainer.training.alone import TrainedAlone, alone_spec
 from trainer.training.calibration import MIN_GROUPS, calibrate, softmax
-from trainer.training.engine import encode_all, predict
+from trainer.training.engine import predict
 from trainer.training.evaluation import (
     accuracy,
     choose_trained,
@@ -51,7 +52,6 @@ from trainer.training.personal_model import (
     PersonalModel,
     TrainingImage,
 )
-from trainer.training.training_set import TrainingSet
 
 if TYPE_CHECKING:
     from broker_config.protocol.messages import Spec

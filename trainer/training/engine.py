@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,16 @@ from torch import Tensor
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Training
+from trainer.data.training_set import Augmentation, TrainingSet
 from trainer.methods.base import Batch, Loss, Metrics, Phase, Sgd
 from trainer.models.named_tensors import is_below, is_trainable, select
 from trainer.models.network import Network, Tensors
 from trainer.training.optimiser import Optimiser
 from trainer.training.private_gradients import PrivateGradients
-from trainer.training.training_set import Augmentation, TrainingSet
 
 # FedTFI's (Peng et al., 2022)
 SGD_MOMENTUM = 0.9
 SGD_WEIGHT_DECAY = 1e-4
-_EVALUATION_PIXELS = 1 << 18  # of a batch, about; more take memory, and are no faster
 
 
 class DivergedError(EdgeNodeError):
@@ -346,28 +345,4 @@ def _rate(phase: Phase, name: str, default: float) -> float:
 
 def predict(network: Network, personal: Tensors, data: TrainingSet) -> np.ndarray:
     """Logits [n, classes] of every image, by a personal model."""
-    return _in_batches(network.logits, network, personal, data)
-
-
-def encode_all(network: Network, tensors: Tensors, data: TrainingSet) -> np.ndarray:
-    """Features [n, features] of every image, by the encoder among the tensors."""
-    return _in_batches(network.encode, network, tensors, data)
-
-
-def _in_batches(
-    compute: Callable[[Tensors, Tensor], Tensor],
-    network: Network,
-    tensors: Tensors,
-    data: TrainingSet,
-) -> np.ndarray:
-    count = len(data.labels)
-    pixels = data.images.shape[2] * data.images.shape[3]
-    # Of nearly equal size: some kernels round a single image otherwise.
-    parts = min(count, -(-count * pixels // _EVALUATION_PIXELS))
-    bounds = [count * part // parts for part in range(parts + 1)]
-    with torch.no_grad():
-        computed = [
-            compute(tensors, data.encoder_input(network, tensors, slice(start, end)))
-            for start, end in pairwise(bounds)
-        ]
-    return torch.cat(computed).cpu().numpy()
+    return data.in_batches(network.logits, network, personal)

@@ -17,6 +17,7 @@ from trainer.data.checks.image_facts import measure_image
 from trainer.data.class_folders import LabelledImages, make_catalogue, split_folds
 from trainer.data.folder_scan import Entry, scan_folder
 from trainer.data.image_groups import group_images, read_keys
+from trainer.data.training_set import TrainingSet
 from trainer.methods import make
 from trainer.models.catalogue import FEATURES
 from trainer.models.initial_weights import choose_weights, initial_encoder
@@ -28,7 +29,6 @@ from trainer.statistics.learning_curve import DRAWS, LearningCurve, Split, trace
 from trainer.statistics.sums import MAX_IMAGES, Sums, choose_images, collect
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, TrainingImage
-from trainer.training.training_set import TrainingSet
 
 _MODEL = "efficientnet_lite0"  # whose weights, of photographs, come with edge-node-weights
 # of its features' 1280: a head takes a fiftieth of the time, and is about as good

@@ -9,6 +9,7 @@ import torch
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.methods.base import Method
 from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import Arrays, add_prefix, strip_prefix
@@ -16,7 +17,6 @@ from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.privacy.noise import derive_key, draw_normal
 from trainer.statistics.features import view_features
 from trainer.statistics.sums import PREFIX, choose_images
-from trainer.training.training_set import TrainingSet
 
 _EXACT = "exact"  # prefix of a node's sums where others leave it
 _NEVER = 10.0  # how far the logit of a class that is not to be named lies below all others

@@ -17,20 +17,20 @@ from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security.one_time import bind, digest_spec
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.methods import make
 from trainer.methods.base import EPSILON, Metrics, Phase
 from trainer.models.fusion import infer_fusion
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.privacy.account import Account
-from trainer.privacy.plan import squared_distance
+from trainer.seeding import generator, key_to_seed
 from trainer.training.alone import alone_spec
-from trainer.training.engine import encode_all, predict, run_phase
+from trainer.training.engine import predict, run_phase
 from trainer.training.evaluation import accuracy, predict_among
 from trainer.training.node_statistics import NodeStatistics
+from trainer.training.privacy_plan import squared_distance
 from trainer.training.private_gradients import PrivateGradients
-from trainer.training.seeding import generator, key_to_seed
-from trainer.training.training_set import TrainingSet
 
 EVALUATE_EVERY = 5  # rounds between two looks at held-out images
 

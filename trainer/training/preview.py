@@ -10,6 +10,7 @@ import numpy as np
 
 from broker_config.protocol.messages import Preprocessing, Spec
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.methods.statistics_head import list_encoders, take_below
 from trainer.models.catalogue import FEATURES
 from trainer.models.named_tensors import Arrays, select
@@ -26,7 +27,6 @@ from trainer.statistics.label_doubts import (
 from trainer.statistics.lda_head import fit_scale, leave_one_out
 from trainer.statistics.sums import Sums, choose_images, collect
 from trainer.training.evaluation import accuracy, predict_among
-from trainer.training.training_set import TrainingSet
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.vfl_messages import Denoising, Recipe
-from trainer.training.seeding import key_to_seed
+from trainer.seeding import key_to_seed
 from trainer.vfl.channel_noise import Array, Extent, measure_extent
 from trainer.vfl.denoiser import Denoiser
 from trainer.vfl.networks import HEAD, build_feature_model, build_head_model

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel
+from trainer.privacy.noise import quantise
 
 Array = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -44,25 +45,6 @@ def transmit(
     if channel.loss:
         received = received * (random.random((len(embedding), 1)) >= channel.loss)
     return received.astype(np.float32)
-
-
-def quantise(
-    values: Doubles, levels: int, low: Doubles, high: Doubles, dither: Doubles | float = 0.5
-) -> Doubles:
-    """One of so many levels, evenly spread from `low` to `high` of each column;
-    what lies beyond is cut.
-
-    With a dither of 0.5 that is the nearest level. With one drawn from [0, 1) for each value it is
-    the level below or above, by chance, such that the value is what comes out in the mean
-    (non-subtractive dither).
-
-    The range is a column's own: one for the whole message would hang on its one extreme product,
-    and columns that vary little would lose all they tell.
-    """
-    width = high - low
-    place = (np.clip(values, low, high) - low) / np.where(width > 0, width, 1) * (levels - 1)
-    index = np.minimum(np.floor(place + dither), levels - 1)
-    return np.where(index == levels - 1, high, low + width * (index / (levels - 1)))
 
 
 def parse_channel(text: str) -> Channel:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.vfl_messages import Denoising
-from trainer.training.seeding import key_to_seed
+from trainer.seeding import key_to_seed
 
 Embeddings = Sequence[Tensor]  # one [N, D_k] for each sensor
 _ADAM = "adam."

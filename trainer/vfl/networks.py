@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError, suggest
-from trainer.training.seeding import key_to_seed
+from trainer.seeding import key_to_seed
 
 HEAD = "head"
 # torch has one generator in a process: parties that share it draw in turn

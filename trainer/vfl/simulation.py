@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from broker_config.protocol.vfl_messages import Channel, VflSpec
-from trainer.training.seeding import generator, key_to_seed
+from trainer.seeding import generator, key_to_seed
 from trainer.vfl.algorithm import Head, Sensor
 from trainer.vfl.channel_noise import measure_extent, transmit
 from trainer.vfl.denoiser import sends_pairs

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 from trainer.vfl.policies.latency import Floats
 from trainer.vfl.policies.policy import SHORTEST
 from trainer.vfl.server.journal import history, newest_spec

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from broker_config.protocol.errors import UsageError
 from research.dao_vfl.policies.environment import LineEnv
 from research.dao_vfl.policies.problem import Game, bounds
-from trainer.training.seeding import key_to_seed
+from trainer.seeding import key_to_seed
 from trainer.vfl.policies.iteration_rules import Uniform
 from trainer.vfl.policies.latency import Ints
 from trainer.vfl.policies.policy import Timing

@@ -11,9 +11,9 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.protocol.errors import UsageError
-from edge.config import line_settings
-from edge.config.line_settings import TABLES, parse
 from edge.config.options_file import settings
+from edge.daemon import line_settings
+from edge.daemon.line_settings import TABLES, parse
 from edge_node.cli.line import load_serve_settings
 from edge_node.cli.main import app, command_tree
 from tests.support.paths import REPOSITORY

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.config.line_settings import Settings, parse
 from edge.daemon.dispatcher import Dispatcher
+from edge.daemon.line_settings import Settings, parse
 from edge.daemon.logs import Log
 from edge.daemon.logs import Settings as LogSettings
 from edge.daemon.monitors import Monitors

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from broker_config.protocol.errors import UsageError
-from edge.daemon.prometheus_metrics import Metrics
 from edge.http.access import Access
 from edge.http.app import App
+from edge.http.prometheus_metrics import Metrics
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from tests.support.daemon_process import daemon

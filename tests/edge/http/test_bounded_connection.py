@@ -153,7 +153,7 @@ def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
 LONG = """
 import pathlib
 import time
-from edge.daemon.prometheus_metrics import Metrics
+from edge.http.prometheus_metrics import Metrics
 def wait(self, model):
     while not pathlib.Path({file!r}).exists():
         time.sleep(0.01)

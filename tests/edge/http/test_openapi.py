@@ -13,9 +13,9 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
-from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.http.login import Accounts, Logins
+from edge.http.prometheus_metrics import Metrics
 from edge.http.web_app import Route
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from edge.bundle.bundle_format import read_bundle
-from edge.daemon.prometheus_metrics import Metrics
 from edge.http import app as web
 from edge.http import inference_protocol
 from edge.http import request as intake
 from edge.http.app import BATCH, App
+from edge.http.prometheus_metrics import Metrics
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from broker_config.storage import disk
-from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.http.login import Accounts, Logins
+from edge.http.prometheus_metrics import Metrics
 from edge.http.web_app import Route, WebApp
 from edge.labelling import label_queue
 from edge.page import label_page

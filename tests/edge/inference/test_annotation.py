@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
+from edge.http.prometheus_metrics import Metrics
 from edge.inference import annotation as drawing
 from edge.inference.annotation import annotate, encode_jpeg, render_frame
 from edge.inference.heatmap import class_heat, heat_colors

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from broker_config.protocol.errors import UsageError
-from edge.config.line_settings import load_verdict_settings, parse
+from edge.daemon.line_settings import load_verdict_settings, parse
 from edge.inference.class_prior import Prior, is_taught, reweight
 from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline

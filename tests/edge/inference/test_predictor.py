@@ -6,8 +6,8 @@ import pytest
 
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Bundle, BundleError
+from edge.bundle.reference import Reference
 from edge.inference.predictor import Predictor
-from edge.uncertainty.reference import Reference
 from tests.support.tiny_bundle import CLASSES, tiny_bundle, tiny_onnx, tiny_probabilities
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 16, 16, 3), np.uint8)

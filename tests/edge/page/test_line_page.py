@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
+from edge.http.prometheus_metrics import Metrics
 from edge.inference.pipeline import Frame, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.page.line_page import LinePage

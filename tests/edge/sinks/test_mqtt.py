@@ -20,7 +20,7 @@ from paho.mqtt import publish
 
 from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
-from edge.config.line_settings import parse
+from edge.daemon.line_settings import parse
 from edge.daemon.source_sink_factory import Instance, open_sink
 from edge.outbox import delivery
 from edge.outbox.limits import Limits

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from broker_config.protocol.errors import UsageError
-from edge.config.line_settings import parse
 from edge.daemon import source_sink_factory
+from edge.daemon.line_settings import parse
 from edge.daemon.source_sink_factory import Instance
 from edge.sinks.opcua import OpcUa, Settings
 from edge.sinks.sink import SinkDown

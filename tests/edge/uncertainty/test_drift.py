@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.bundle.reference import Reference
 from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection, Pipeline
 from edge.inference.predictor import Outputs
@@ -17,7 +18,6 @@ from edge.inference.served_model import load_model
 from edge.inference.tiling import View
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.drift import Settings as DriftSettings
-from edge.uncertainty.reference import Reference
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from tests.support.classified_images import (
     SIZE,

@@ -11,10 +11,10 @@ import pytest
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
-from edge.config.line_settings import parse
+from edge.bundle.reference import ClassAxes, Reference, disagreement, load_reference, quantile
+from edge.daemon.line_settings import parse
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View
-from edge.uncertainty.reference import ClassAxes, Reference, disagreement, load_reference, quantile
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from tests.support.classified_images import (
     SIZE,

@@ -38,7 +38,7 @@ from research.runner.store import Records
 from tests.support.research_command import research
 from tests.support.waiting import wait_until
 from trainer import progress
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 from trainer.vfl.policies.latency import SimulatedTimings
 from trainer.vfl.simulation import Simulation, Stream
 

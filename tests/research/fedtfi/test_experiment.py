@@ -35,9 +35,9 @@ from trainer.data.class_folders import merge
 from trainer.data.drawn_surfaces import draw_photographs, draw_style
 from trainer.data.partition import select_pool
 from trainer.models import backbones
+from trainer.seeding import generator
 from trainer.training.engine import SGD_MOMENTUM
 from trainer.training.evaluation import macro_auc
-from trainer.training.seeding import generator
 
 pytestmark = pytest.mark.slow
 

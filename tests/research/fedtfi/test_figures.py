@@ -18,7 +18,7 @@ from research.runner.panels import Entry, Panel
 from research.studies import patch_figure
 from research.studies.patch_leak import Asked, Leak
 from trainer.privacy.patch_protection import Protection
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import pytest
 
 from research.pretraining.texture_patterns import texture
 from trainer.data import drawn_surfaces
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 SIZE, COUNT = 64, 8
 LOOK = drawn_surfaces.draw_style(0, 0)

@@ -6,7 +6,7 @@ import pytest
 from research.studies.exchange_parts import SPOILT, spoil
 from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 FILLED = 300
 

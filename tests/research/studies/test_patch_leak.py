@@ -16,7 +16,7 @@ from trainer.audit import patch_inversion as inversion
 from trainer.audit.patch_inversion import Plant
 from trainer.methods.fedtfi.patches import cut
 from trainer.privacy.patch_protection import Protection, draw_mixtures
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 pytestmark = pytest.mark.slow
 

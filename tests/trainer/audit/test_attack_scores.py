@@ -6,7 +6,7 @@ import torch
 
 from tests.support.audited_plant import striped
 from trainer.audit.attack_scores import agreement, compare_pictures, membership, to_pictures
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 
 @pytest.mark.parametrize("classes", [2, 3, 6])

@@ -6,7 +6,7 @@ import pytest
 from tests.support.audited_plant import striped
 from trainer.audit.attack_scores import to_pictures
 from trainer.audit.feature_decoder import FeatureDecoder
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 
 @pytest.mark.parametrize("seed", [0, 1])

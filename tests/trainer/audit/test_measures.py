@@ -6,7 +6,7 @@ import torch
 
 from trainer.audit import measures
 from trainer.audit.exposure import Exposure
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 
 def test_the_areas_are_those_counted_by_hand() -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from edge.bundle.comparison import Candidate, Comparison, TrainingGain
 from trainer.demo.demo_screen import print_outcome
-from trainer.report.summary import FirstModel, NodeReport, RunReport, Serving
+from trainer.federation.run_summary import FirstModel, NodeReport, RunReport, Serving
 
 SHOWN = TrainingGain(images=60, first=0.8, trained=0.9, low=0.02, high=0.18, is_shown=True)
 NOT_SHOWN = TrainingGain(images=60, first=0.8, trained=0.75, low=-0.12, high=0.04)

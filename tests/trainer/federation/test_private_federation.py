@@ -36,10 +36,10 @@ from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
 from trainer.privacy.account import Account
-from trainer.privacy.plan import planned_epsilon
 from trainer.training.conclusion import conclude
 from trainer.training.participant import Participant, State
 from trainer.training.personal_model import load_metadata
+from trainer.training.privacy_plan import planned_epsilon
 
 METHODS = ("fedavg", "gaussian", "afedcl_plus")
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from broker_config.protocol.messages import Training
+from trainer.data.training_set import TrainingSet
 from trainer.methods import make
 from trainer.methods.base import Batch, Method, Step
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import select
 from trainer.models.network import Network, Tensors
 from trainer.training.engine import run_phase
-from trainer.training.training_set import TrainingSet
 
 X = torch.ones(1, 1)
 LABEL = torch.tensor([0])

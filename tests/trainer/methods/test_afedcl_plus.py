@@ -14,6 +14,7 @@ from broker_config.protocol.round_contents import (
     is_statistics_round,
 )
 from tests.support.method_cases import CLASSES, equal, shares
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server import round_sums
 from trainer.federation.server.aggregation import largest
 from trainer.federation.server.robust_rules import InMemory
@@ -26,7 +27,6 @@ from trainer.statistics import lda_head
 from trainer.statistics.features import view_features
 from trainer.statistics.sums import VIEWS, Sums, collect
 from trainer.training.alone import alone_spec
-from trainer.training.training_set import TrainingSet
 
 
 def drafted(rounds: int = 2, seed: int = 0) -> tuple[Spec, Arrays]:

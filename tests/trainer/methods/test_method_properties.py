@@ -28,6 +28,7 @@ from tests.support.method_cases import (
 )
 from tests.support.paths import REPOSITORY
 from trainer.data.class_folders import Images
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
@@ -39,7 +40,6 @@ from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training import conclusion
 from trainer.training.engine import run_phase
 from trainer.training.participant import Participant, State
-from trainer.training.training_set import TrainingSet
 
 case = pytest.mark.parametrize("case", CASES)
 few = pytest.mark.parametrize(

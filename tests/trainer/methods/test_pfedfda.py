@@ -12,6 +12,7 @@ import pytest
 from tests.support.method_cases import CLASSES, drafted, images, shares, slow_except
 from tests.support.toy_federation import agree, federate
 from trainer.data.class_folders import Images
+from trainer.data.training_set import encode_all
 from trainer.federation.server.robust_rules import RULES
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
@@ -21,7 +22,6 @@ from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.conclusion import conclude
-from trainer.training.engine import encode_all
 from trainer.training.participant import Participant
 
 METHOD = make(

@@ -9,6 +9,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import contribution_tensors
 from tests.support.method_cases import CLASSES, equal, shares
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.methods import METHODS
@@ -19,7 +20,6 @@ from trainer.statistics import lda_head
 from trainer.statistics.features import view_features
 from trainer.statistics.sums import collect, specs
 from trainer.training import conclusion
-from trainer.training.training_set import TrainingSet
 
 REFUSED = {
     "afedcl_plus": "has no other head than that of statistics",

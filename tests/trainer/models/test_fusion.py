@@ -6,6 +6,7 @@ import torch
 
 from tests.support.method_cases import CASES, CLASSES, drafted, images
 from trainer.data.class_folders import Images
+from trainer.data.training_set import TrainingSet
 from trainer.models.fusion import (
     ALONE,
     CONCATENATION,
@@ -23,7 +24,6 @@ from trainer.models.fusion import (
 )
 from trainer.models.network import Network, Tensors
 from trainer.training.participant import Participant
-from trainer.training.training_set import TrainingSet
 
 OWN_CLASSES = [0, 1]
 FUSED = {

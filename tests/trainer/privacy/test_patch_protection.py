@@ -14,7 +14,7 @@ from trainer.privacy.patch_protection import (
     measure_channels,
     protect,
 )
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 SEEDS = (0, 1, 2)
 

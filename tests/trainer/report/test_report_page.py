@@ -20,12 +20,12 @@ from broker_config.storage.checksums import SUMS
 from tests.support.browser import Page
 from tests.support.plants import draw, federate, here, run
 from trainer import progress
+from trainer.federation.run_summary import RunReport
 from trainer.progress import timeline
 from trainer.progress.timeline import Span
 from trainer.report import charts, report_page
 from trainer.report.model_examination import Examination, Example
 from trainer.report.run_files import load_run
-from trainer.report.summary import RunReport
 from trainer.statistics.label_doubts import Doubt
 from trainer.statistics.learning_curve import ClassCurve, CurvePoint, Estimate, LearningCurve
 from trainer.training import personal_model

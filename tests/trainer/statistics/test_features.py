@@ -6,11 +6,11 @@ import torch
 
 from broker_config.protocol.messages import Preprocessing
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, Tensors, to_tensors
 from trainer.statistics.features import view_features
 from trainer.statistics.sums import VIEWS
-from trainer.training.training_set import TrainingSet
 
 SIZE = 32
 

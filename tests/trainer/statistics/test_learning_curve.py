@@ -8,11 +8,11 @@ import pytest
 
 from tests.support.counted_calls import count_calls
 from tests.support.drawn_features import Plant, draw_plant, draw_plants, total_of
+from trainer.seeding import generator
 from trainer.statistics.lda_head import fit
 from trainer.statistics.learning_curve import DRAWS, LearningCurve, Split, trace
 from trainer.statistics.sums import VIEWS
 from trainer.training.evaluation import predict_among
-from trainer.training.seeding import generator
 
 CLASSES = ("dent", "scratch", "stain")
 

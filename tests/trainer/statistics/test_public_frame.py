@@ -8,13 +8,12 @@ import torch
 from broker_config.protocol.messages import Preprocessing
 from trainer.data.class_folders import Images
 from trainer.data.drawn_surfaces import CLASSES, draw_images
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, Tensors, to_tensors
 from trainer.statistics import public_frame as module
 from trainer.statistics.private_sums import DIRECTIONS
 from trainer.statistics.public_frame import public_frame
-from trainer.training.engine import encode_all
-from trainer.training.training_set import TrainingSet
 
 NETWORK = Network("small", 3)
 

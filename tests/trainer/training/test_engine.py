@@ -9,11 +9,11 @@ from torch import Tensor
 
 from broker_config.protocol.messages import Preprocessing, Training
 from trainer.data.class_folders import LabelledImages
+from trainer.data.training_set import TrainingSet, encode_all
 from trainer.methods.base import Batch, Encode, Phase, Step
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, Tensors, to_tensors
-from trainer.training.engine import encode_all, run_phase
-from trainer.training.training_set import TrainingSet
+from trainer.training.engine import run_phase
 
 
 class Watched(Network):

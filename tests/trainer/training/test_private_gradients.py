@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from broker_config.protocol.messages import ImagePrivacy, Training
+from trainer.data.training_set import TrainingSet
 from trainer.methods.base import Batch, Encode, classification_loss, plain_phase
 from trainer.models.initial_weights import init_linear, initial_encoder
 from trainer.models.named_tensors import is_trainable
 from trainer.models.network import Network, Tensors, to_tensors
 from trainer.training.engine import run_phase
 from trainer.training.private_gradients import PrivateGradients, _whole
-from trainer.training.training_set import TrainingSet
 
 SECRET, BASIS = "ab" * 32, "of a round"
 NETWORK = Network("small", 3)

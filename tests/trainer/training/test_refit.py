@@ -18,6 +18,7 @@ from tests.support.plants import CLASSES, draw, here, load_images
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import Images
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import complete_options
@@ -32,7 +33,6 @@ from trainer.training.frozen_heads import Mixture
 from trainer.training.participant import Participant, State
 from trainer.training.personal_model import PersonalModel
 from trainer.training.refit import refit
-from trainer.training.training_set import TrainingSet
 
 PLANT = "plant-1"
 REQUEST = Request("gaussian", model="small", weights="none", size=32, seed=7)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel
-from trainer.vfl.channel_noise import Array, measure_extent, parse_channel, quantise, transmit
+from trainer.privacy.noise import quantise
+from trainer.vfl.channel_noise import Array, measure_extent, parse_channel, transmit
 
 
 def embedding(seed: int = 0, products: int = 400, size: int = 28) -> Array:

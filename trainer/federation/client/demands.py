@@ -13,7 +13,7 @@ from broker_config.protocol.messages import Spec
 from trainer.audit.exposure import MEANINGS, Share, What
 from trainer.data.class_folders import LabelledImages
 from trainer.methods.base import Method
-from trainer.privacy.plan import planned_epsilon
+from trainer.training.privacy_plan import planned_epsilon
 
 
 class _SumDemands(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from trainer.federation.client.plant_images import PlantImages, digest_images, s
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
 from trainer.methods.statistics_head import list_encoders
-from trainer.privacy.plan import describe
+from trainer.training.privacy_plan import describe
 
 
 def join(

@@ -15,8 +15,8 @@ from trainer.methods.statistics_head import list_encoders, put_below
 from trainer.models.catalogue import FEATURES
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network
-from trainer.privacy.plan import check_method
-from trainer.training.seeding import generator
+from trainer.seeding import generator
+from trainer.training.privacy_plan import check_method
 
 
 def check_spec(spec: Spec) -> None:

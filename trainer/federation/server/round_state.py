@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from broker_config.protocol.messages import Stage
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 
 class Status(StrEnum):

@@ -37,8 +37,8 @@ from trainer.models.catalogue import DEFAULT_SIZE, FEATURES, ONLY_SIZE
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays
 from trainer.option_values import allowed
-from trainer.privacy.plan import make_privacy
-from trainer.training.seeding import generator
+from trainer.seeding import generator
+from trainer.training.privacy_plan import make_privacy
 
 
 class Request(NamedTuple):

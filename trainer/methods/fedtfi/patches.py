@@ -18,9 +18,9 @@ from trainer.privacy.patch_protection import draw_mixtures, measure_channels, pr
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from trainer.data.training_set import TrainingSet
     from trainer.methods.fedtfi.options import Options
     from trainer.models.network import Network, Tensors
-    from trainer.training.training_set import TrainingSet
 
 
 def make_patches(

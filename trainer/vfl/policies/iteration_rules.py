@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 from trainer.vfl.policies.latency import Floats, Ints, disparity
 from trainer.vfl.policies.policy import Policy, Timing
 

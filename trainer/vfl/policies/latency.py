@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from trainer.training.seeding import generator
+from trainer.seeding import generator
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -440,7 +440,7 @@ import sys
 from pathlib import Path
 sys.modules["google.protobuf"] = None
 from broker_config.protocol.errors import explain
-from edge.config import line_settings as settings
+from edge.daemon import line_settings as settings
 from edge.daemon import daemon, source_sink_factory
 from edge.daemon.dispatcher import Dispatcher
 found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, \

@@ -16,13 +16,13 @@ from broker_config.protocol.messages import Spec
 from tests.support.engine_agreement import assert_engines_agree
 from tests.support.method_cases import CLASSES, equal
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training.participant import Participant
-from trainer.training.training_set import TrainingSet
 
 MODEL = "maps_small"  # the quickest
 

@@ -1,6 +1,7 @@
 """A node's images as training sees them: on the device, normalised, augmented on request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from broker_config.protocol.messages import Preprocessing
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network, Tensors
+
+_BATCH_PIXELS = 1 << 18  # about; more take memory, and are no faster
 
 
 class Augmentation(NamedTuple):
@@ -93,6 +96,22 @@ class TrainingSet(NamedTuple):
             return network.apply_stem(tensors, self.network_input(index, augmentation))
         return self.stem_output[index]
 
+    def in_batches(
+        self, compute: Callable[[Tensors, Tensor], Tensor], network: Network, tensors: Tensors
+    ) -> np.ndarray:
+        """Return [n, ...], what `compute` makes of the tensors and the encoders' input."""
+        count = len(self.labels)
+        pixels = self.images.shape[2] * self.images.shape[3]
+        # Batches have nearly equal sizes: some kernels round a single image otherwise.
+        parts = min(count, -(-count * pixels // _BATCH_PIXELS))
+        bounds = [count * part // parts for part in range(parts + 1)]
+        with torch.no_grad():
+            computed = [
+                compute(tensors, self.encoder_input(network, tensors, slice(start, end)))
+                for start, end in pairwise(bounds)
+            ]
+        return torch.cat(computed).cpu().numpy()
+
 
 def augment(images: Tensor, augmentation: Augmentation) -> Tensor:
     """One of the square's eight symmetries, other contrast and brightness, for each image [b,
@@ -108,3 +127,8 @@ def augment(images: Tensor, augmentation: Augmentation) -> Tensor:
     mean = images.mean((1, 2, 3), keepdim=True)
     varied: Tensor = (images - mean) * (1 + contrast) + mean * (1 + brightness)
     return varied.clamp(0, 1)
+
+
+def encode_all(network: Network, tensors: Tensors, data: TrainingSet) -> np.ndarray:
+    """Return features [n, features] of every image, by the encoder among the tensors."""
+    return data.in_batches(network.encode, network, tensors)

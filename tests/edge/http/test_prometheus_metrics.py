@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.bundle.bundle_format import Confidence, HeldOut
-from edge.daemon.prometheus_metrics import CountingConsumer, Metrics, Reading
 from edge.http.login import Accounts
+from edge.http.prometheus_metrics import CountingConsumer, Metrics, Reading
 from edge.inference.outcomes import Notice, Outcome
 from edge.inference.pipeline import Frame, Inspection, Pipeline
 from edge.inference.served_model import load_model

@@ -13,7 +13,12 @@ from tests.support.method_cases import CLASSES
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import METHODS, make
 from trainer.privacy.accountant import spent_epsilon
-from trainer.privacy.plan import describe, make_privacy, planned_epsilon, squared_distance
+from trainer.training.privacy_plan import (
+    describe,
+    make_privacy,
+    planned_epsilon,
+    squared_distance,
+)
 
 
 def drafted(method: str, privacy: Mapping[str, str], **changes: Any) -> Spec:

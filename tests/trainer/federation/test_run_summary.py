@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from edge.bundle.comparison import Candidate, CandidateName, Comparison
-from trainer.report.summary import NodeReport, RunReport, describe_joining, print_table
+from trainer.federation.run_summary import NodeReport, RunReport, describe_joining, print_table
 
 
 def node(
