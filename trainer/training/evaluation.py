@@ -171,8 +171,8 @@ def choose_trained(
     On tuning images the mix lost least against the best of the three where a handful of images
     chose, and a significance test never fires on so few (research/results/afedcl/README.md). And
     none of these images shows what a node lacks that was trained alone: it takes each image of
-    another class for one of its own. A node that has one class alone learns nothing of any other by itself, and is always
-    right: it deploys `together`.
+    another class for one of its own. A node that has one class alone learns nothing of any other by
+    itself, and is always right: it deploys `together`.
 
     Args:
         logits: of each candidate, [n, classes], for the same images, none of which trained it.
