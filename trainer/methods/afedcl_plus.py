@@ -5,7 +5,8 @@ starts from it, as after linear probing (Kumar et al., ICLR 2022; in federated l
 al., NeurIPS 2023). Then encoder and classifier are trained and averaged as in FedAvg. Sums again:
 each plant's classifier is made of the trained encoder's.
 
-What else was tried, AFedCL's adversary and weights among it, did not earn a place: docs/results.md.
+What else was tried, AFedCL's adversary and weights among it, did not earn a place:
+research/results/afedcl/README.md.
 """
 
 from __future__ import annotations

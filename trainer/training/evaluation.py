@@ -169,10 +169,10 @@ def choose_trained(
     """Return the trained candidate to deploy: the mix, unless another leads by some images.
 
     On tuning images the mix lost least against the best of the three where a handful of images
-    chose, and a significance test never fires on so few (docs/results.md). And none of these images
-    shows what a node lacks that was trained alone: it takes each image of another class for one of
-    its own. A node that has one class alone learns nothing of any other by itself, and is always
-    right: it deploys `together`.
+    chose, and a significance test never fires on so few (research/results/afedcl/README.md). And
+    none of these images shows what a node lacks that was trained alone: it takes each image of
+    another class for one of its own. A node that has one class alone learns nothing of any other by
+    itself, and is always right: it deploys `together`.
 
     Args:
         logits: of each candidate, [n, classes], for the same images, none of which trained it.
