@@ -239,15 +239,24 @@ STAND_INS = {
 }
 
 
+def registered(kind: str) -> set[str]:
+    """Modules whose things this project registers."""
+    groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]
+    return {where.partition(":")[0] for where in groups[f"edge_node.{kind}"].values()}
+
+
 @functools.cache
 def mentioned(name: str) -> set[str]:
-    """Modules of ours that a module imports, or names in a string,
-    as those do that start processes.
+    """Modules of ours that a module imports, has registered in a registry that it reads,
+    or names in a string, as those do that start processes.
     """
     found = {each.name for each in imported(name)}
     for node in ast.walk(ast.parse(python_files()[name].read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= set(re.findall(r"\w+(?:\.\w+)+", node.value))
+        match node:
+            case ast.Constant(value=str(text)):
+                found |= set(re.findall(r"\w+(?:\.\w+)+", text))
+            case ast.Call(func=ast.Name(id="Registry"), args=[ast.Constant(value=kind)]):
+                found |= registered(kind)
     return {each if each in python_files() else each.rpartition(".")[0] for each in found} & set(
         python_files()
     )

@@ -19,14 +19,14 @@ from broker_config.protocol.errors import explain, replace_unprintable
 from broker_config.security.secret_environment import HTTP_TOKEN, read_secret
 from broker_config.storage import disk
 from edge.bundle import expiry
-from edge.daemon import source_sink_factory
+from edge.config.instance import Instance
+from edge.daemon import line_parts
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.line_settings import Settings
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
 from edge.daemon.reload import Reloader
 from edge.daemon.sd_notify import ServiceManager, run_watchdog, status
-from edge.daemon.source_sink_factory import Instance
 from edge.http.access import Access
 from edge.http.app import App
 from edge.http.login import Accounts, Logins
@@ -102,7 +102,7 @@ def serve(
         closing.enter_context(rollout.manage(pipeline))
         if settings.arrival:
             closing.enter_context(
-                source_sink_factory.open_bundle_receiver(
+                line_parts.open_bundle_receiver(
                     settings.arrival, instance, rollout, verifier
                 ).run_in_background()
             )

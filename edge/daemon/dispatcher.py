@@ -10,7 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
-from edge.daemon import line_settings, source_sink_factory
+from edge.config.instance import Instance
+from edge.daemon import line_parts, line_settings
 from edge.http.prometheus_metrics import Reading
 from edge.inference.outcomes import Outcome
 from edge.outbox import delivery
@@ -44,7 +45,7 @@ class Dispatcher:
     without a sink they go nowhere.
     """
 
-    def __init__(self, instance: source_sink_factory.Instance, limits: Limits) -> None:
+    def __init__(self, instance: Instance, limits: Limits) -> None:
         self._instance = instance
         self._limits = limits
         self._outbox: Outbox | None = None
@@ -60,7 +61,7 @@ class Dispatcher:
         """Open the sinks that are new; EdgeNodeError, and nothing has changed,
         when one cannot be.
         """
-        kept, missing, old = source_sink_factory.diff(self._running, wanted)
+        kept, missing, old = line_parts.diff(self._running, wanted)
         new: list[tuple[line_settings.Sink, Sink]] = []
         with contextlib.ExitStack() as undo:
             undo.callback(self._close_unused)
@@ -68,7 +69,7 @@ class Dispatcher:
                 self._open_outbox()
             for each in missing:
                 assert self._outbox
-                sink = source_sink_factory.open_sink(each, self._instance, self._outbox)
+                sink = each.open_sink(self._instance, self._outbox)
                 undo.enter_context(contextlib.closing(sink))
                 new.append((each, sink))
             names = [each.name for each in kept] + [sink.name for _, sink in new]

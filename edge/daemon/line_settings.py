@@ -5,12 +5,13 @@ Each kind of source and sink, and each table, has its settings beside what they 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError, suggest
+from broker_config.registry import Registry
 from edge.config.options_file import load
 from edge.daemon import logs
 from edge.inference.class_prior import Prior
@@ -19,33 +20,22 @@ from edge.labelling import label_queue
 from edge.outbox.limits import Limits
 from edge.registry import bundle_messages
 from edge.registry.pre_rollout_checks import Gate
-from edge.sinks import csv, homeassistant, jsonl, mqtt, opcua, sparkplug, sqlite, webhook
-from edge.sinks import folder as folder_sink
-from edge.sources import camera, folder, genicam
-from edge.sources import mqtt as mqtt_source
-from edge.sources import opcua as opcua_source
+from edge.sinks import jsonl, mqtt
+from edge.sinks.sink import SinkSettings
+from edge.sources import folder
+from edge.sources.source import SourceSettings
 from edge.uncertainty import drift as drifting
 from edge.uncertainty import image_retention as keeping
 from edge.uncertainty import uncertainty_check
 
-Source = (
-    folder.Settings
-    | mqtt_source.Settings
-    | camera.Settings
-    | opcua_source.Settings
-    | genicam.Settings
-)
-Sink = (
-    jsonl.Settings
-    | csv.Settings
-    | sqlite.Settings
-    | folder_sink.Settings
-    | mqtt.Settings
-    | homeassistant.Settings
-    | webhook.Settings
-    | opcua.Settings
-    | sparkplug.Settings
-)
+SOURCES: Registry[type[SourceSettings]] = Registry("sources")
+SINKS: Registry[type[SinkSettings]] = Registry("sinks")
+if TYPE_CHECKING:
+    Source = SourceSettings
+    Sink = SinkSettings
+else:
+    Source = Union[tuple(SOURCES.values())]  # noqa: UP007  (as many as there are)
+    Sink = Union[tuple(SINKS.values())]  # noqa: UP007
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

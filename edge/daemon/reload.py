@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError
-from edge.daemon import line_settings, source_sink_factory
+from edge.config.instance import Instance
+from edge.daemon import line_parts, line_settings
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.line_settings import Settings
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
-from edge.daemon.source_sink_factory import Instance
 from edge.inference.pipeline import Pipeline, Source, check_class_names
 from edge.sources.source_runner import run_source
 
@@ -68,7 +68,7 @@ class Reloader:
         """
         check_class_names(wanted.view, wanted.prior, self._pipeline.model.manifest.classes)
         # A trial opening: the old sources have to end before the new ones begin.
-        await asyncio.to_thread(source_sink_factory.open_sources, wanted.sources, self._instance)
+        await asyncio.to_thread(line_parts.open_sources, wanted.sources, self._instance)
         with contextlib.ExitStack() as undo:
             keep = self._monitors.prepare(wanted)
             undo.callback(self._monitors.discard, keep)
@@ -93,7 +93,7 @@ class Reloader:
         """Open every source that can be, even if another cannot;
         raises the EdgeNodeError of the first that cannot.
         """
-        kept, missing, _ = source_sink_factory.diff(
+        kept, missing, _ = line_parts.diff(
             [each for each in self._sources if not each.is_over], wanted
         )
         await _stop([each for each in self._sources if each not in kept])
@@ -101,9 +101,7 @@ class Reloader:
         errors = []
         for each in missing:
             try:
-                [source] = await asyncio.to_thread(
-                    source_sink_factory.open_sources, [each], self._instance
-                )
+                [source] = await asyncio.to_thread(line_parts.open_sources, [each], self._instance)
             except EdgeNodeError as error:
                 errors.append(error)
             else:

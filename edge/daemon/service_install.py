@@ -16,7 +16,6 @@ from msgspec import Struct
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.daemon.line_settings import Settings
 from edge.daemon.systemd_unit import Needs
-from edge.sources import camera, folder, genicam, opcua
 
 # Invisible to the service
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108
@@ -32,31 +31,28 @@ def find_needs(
         if given[name]
     ]
     writes = [Path(given["output"])] if given["output"] else []
-    for source in settings.sources:
-        untouched = isinstance(source, folder.Settings) and source.after == "keep"
-        folders = reads if untouched else writes
-        (folders).extend(_find_paths(source, ("path",)))
-        if isinstance(source, folder.Settings) and source.after.startswith("move:"):
-            writes.append(Path(source.path) / source.after.removeprefix("move:"))
+    access = [each.access() for each in settings.sources]
+    devices: list[str] = []
+    for each in access:
+        reads += each.reads
+        writes += each.writes
+        devices += each.devices
     for table in (
         getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"
     ):
         writes += _find_paths(table, ("path",))
-    reads += [
-        *_find_paths(settings, ("producer", "ca", "cert", "key", "server_cert")),
-        *_find_video_files(settings),
-    ]
+    reads += _find_paths(settings, ("producer", "ca", "cert", "key", "server_cert"))
     memory = [Path(given["memory"])] if given["memory"] else []
     parents = []
-    for each in writes:
-        parent = each if each.is_dir() else each.parent
+    for path in writes:
+        parent = path if path.is_dir() else path.parent
         parents.append(parent)
     return Needs(
         config=config,
         reads=tuple(reads),
         writes=tuple(dict.fromkeys([*memory, *parents])),
-        cameras=tuple(_find_cameras(settings)),
-        interfaces=any(isinstance(each, genicam.Settings) for each in settings.sources),
+        cameras=tuple(devices),
+        interfaces=any(each.interfaces for each in access),
         port=given["port"],
         secrets=tuple((name, Path(file).resolve()) for name, file in secrets.items()),
     )
@@ -74,30 +70,6 @@ def _find_paths(part: object, fields: tuple[str, ...]) -> Iterator[Path]:
                 yield Path(value)
             else:
                 yield from _find_paths(value, fields)
-
-
-def _find_cameras(settings: Settings) -> Iterator[str]:
-    """Device files of the cameras that are attached to this machine."""
-    for each in settings.sources:
-        match each:
-            case camera.Settings(input=int(number)) | opcua.Settings(input=int(number)):
-                yield f"/dev/video{number}"
-            case camera.Settings(input=str(path)) | opcua.Settings(input=str(path)) if (
-                path.startswith("/dev/")
-            ):
-                yield path
-            case genicam.Settings():
-                yield "char-usb_device"  # whether it is one, its producer knows
-
-
-def _find_video_files(settings: Settings) -> Iterator[Path]:
-    """Video files that stand in for a camera."""
-    for each in settings.sources:
-        match each:
-            case camera.Settings(input=str(path)) | opcua.Settings(input=str(path)) if (
-                "://" not in path and not path.startswith("/dev/")
-            ):
-                yield Path(path)
 
 
 def find_program() -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from broker_config.protocol.errors import replace_unprintable
+from edge.config.instance import Instance
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.sinks.append_file import AppendingSink
-from edge.sinks.sink import IsOurs, Item
+from edge.sinks.sink import IsOurs, Item, Origin
 from edge.terminal.formatting import plain_cell
 
 COLUMNS = (
@@ -24,6 +25,10 @@ class Settings(
     """`[[sinks]] kind = "csv"`: a row for each outcome."""
 
     path: str
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "Csv":
+        """Open the sink."""
+        return Csv(Path(self.path), origin.contains)
 
 
 class Csv(AppendingSink):

@@ -12,8 +12,9 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.storage.disk import read_regular, sync, writing
+from edge.config.instance import Instance
 from edge.inference.outcomes import Outcome, Verdict
-from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
+from edge.sinks.sink import IsOurs, Item, Origin, SinkDown, to_json
 
 _LAST = ".last"
 
@@ -25,6 +26,10 @@ class Settings(
 
     path: str
     most: Annotated[int, Meta(ge=1)] = 100_000  # files; then the oldest is removed
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "Folder":
+        """Open the sink."""
+        return Folder(Path(self.path), self.most, origin.contains)
 
 
 class Folder:

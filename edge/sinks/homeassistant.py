@@ -11,9 +11,10 @@ from msgspec import Struct
 
 from broker_config.protocol import topics
 from edge.config.broker_settings import BrokerSettings
+from edge.config.instance import Instance
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
-from edge.sinks.mqtt import Broker
-from edge.sinks.sink import Item, SinkDown
+from edge.sinks.mqtt import Broker, broker
+from edge.sinks.sink import Item, Origin, SinkDown
 
 if TYPE_CHECKING:
     from edge.sinks.mqtt_connection import Connection
@@ -27,6 +28,10 @@ class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag=
     """`[[sinks]] kind = "homeassistant"`: the broker that Home Assistant uses."""
 
     prefix: str = "homeassistant"  # Home Assistant's discovery prefix
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "HomeAssistant":
+        """Open the sink."""
+        return HomeAssistant(broker(self, instance.line, origin.id), self.prefix)
 
 
 class State(Struct):

@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from edge.config.instance import Instance
 from edge.sinks.append_file import AppendingSink, write_all
-from edge.sinks.sink import IsOurs, Item, SinkDown, to_json
+from edge.sinks.sink import IsOurs, Item, Origin, SinkDown, to_json
 
 _PREFIX = b'{"seq":'
 
@@ -18,6 +19,12 @@ class Settings(
     """`[[sinks]] kind = "jsonl"`: a JSON object on each line."""
 
     path: str = ""  # standard output
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "JsonLines | StandardOutput":
+        """Open the sink."""
+        if not self.path:
+            return StandardOutput()
+        return JsonLines(Path(self.path), origin.contains)
 
 
 class _Identified(Struct):

@@ -10,7 +10,8 @@ from msgspec import Struct
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from edge.config.broker_settings import BrokerSettings
-from edge.sinks.sink import IsOurs, Item, Refused, SinkDown, to_json
+from edge.config.instance import Instance
+from edge.sinks.sink import IsOurs, Item, Origin, Refused, SinkDown, to_json
 
 if TYPE_CHECKING:
     # loads paho: only a line with a broker needs it
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag="mqtt"):
     """`[[sinks]] kind = "mqtt"`: one JSON message for each outcome."""
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "Mqtt":
+        """Open the sink."""
+        return Mqtt(broker(self, instance.line, origin.id), origin.contains)
 
 
 class Broker(Struct, frozen=True):

@@ -10,9 +10,10 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
+from edge.config.instance import Instance
 from edge.config.opcua_settings import OpcUaSettings
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
-from edge.sinks.sink import Item, Refused, SinkDown
+from edge.sinks.sink import Item, Origin, Refused, SinkDown
 
 if TYPE_CHECKING:
     from asyncua import Client, ua
@@ -56,6 +57,10 @@ class Settings(OpcUaSettings, frozen=True, kw_only=True, tag_field="kind", tag="
     """`[[sinks]] kind = "opcua"`: values of the newest part."""
 
     nodes: Nodes
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "OpcUa":
+        """Open the sink."""
+        return OpcUa(self)
 
 
 class OpcUa:

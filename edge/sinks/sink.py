@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from edge.config.instance import Instance
 from edge.inference.outcomes import Outcome
 
 _encode = msgspec.json.Encoder().encode
@@ -35,6 +36,26 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Disconnect from the receiver, within seconds."""
+
+
+class Origin(Protocol):
+    """The line's outbox, from which a sink's items come."""
+
+    id: str  # of its numbers: another one counts anew
+
+    def contains(self, seq: int, id_: str) -> bool:
+        """Whether it holds the outcome with this number and id."""
+
+
+class SinkSettings(Protocol):
+    """Settings of a kind of sink, a msgspec struct tagged by its `kind`;
+    what a package registers among `edge_node.sinks`.
+
+    The name of the entry point is the kind: `syslog = "package.syslog:Settings"`.
+    """
+
+    def open_sink(self, instance: Instance, origin: Origin) -> Sink:
+        """Open the sink; EdgeNodeError when it cannot be."""
 
 
 class SinkDown(Exception):  # noqa: N818  (an event, not a fault)

@@ -8,7 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from edge.sinks.sink import Item, SinkDown, to_json
+from edge.config.instance import Instance
+from edge.sinks.sink import Item, Origin, SinkDown, to_json
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS outcomes (
@@ -26,6 +27,10 @@ class Settings(
     """`[[sinks]] kind = "sqlite"`: a row for each outcome in the table `outcomes`."""
 
     path: str
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "Sqlite":
+        """Open the sink."""
+        return Sqlite(Path(self.path))
 
 
 class Sqlite:

@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import UsageError
 from broker_config.security.secret_environment import read_secret
-from edge.sinks.sink import Item, Refused, SinkDown, to_json
+from edge.config.instance import Instance
+from edge.sinks.sink import Item, Origin, Refused, SinkDown, to_json
 
 # statuses that concern this outcome, and would be the same next time
 _REJECTED = (400, 406, 413, 415, 422)
@@ -31,6 +32,10 @@ class Settings(
     # the environment variable, or systemd credential, that is sent as Authorization
     secret: str | None = None
     ca: str | None = None  # PEM file of the authority that signed the server's certificate
+
+    def open_sink(self, instance: Instance, origin: Origin) -> "Webhook":
+        """Open the sink."""
+        return Webhook(self)
 
 
 class Webhook:

@@ -19,8 +19,10 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.config.instance import Instance
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
+from edge.sources.source import Access
 from edge.sources.thread_event import event_or_stop
 
 AHEAD = 2  # frames read ahead of the line
@@ -40,6 +42,14 @@ class Settings(
     every: Annotated[int, Meta(ge=1)] = 1  # only each Nth frame
     # at most this many frames a second, of the video's time
     rate: Annotated[float, Meta(gt=0)] | None = None
+
+    def open_source(self, instance: Instance) -> "Video":
+        """Open the source."""
+        return Video(self)
+
+    def access(self) -> Access:
+        """Return the access to the camera."""
+        return access_to(self.input)
 
 
 class CameraSource(abc.ABC):
@@ -260,3 +270,12 @@ def _label(where: str | int) -> str:
         return Path(where).name
     address = urlsplit(where)
     return f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+
+
+def access_to(where: str | int) -> Access:
+    """Return the access to a camera, or to the video file that stands in for it."""
+    if isinstance(where, int):
+        return Access(devices=(f"/dev/video{where}",))
+    if where.startswith("/dev/"):
+        return Access(devices=(where,))
+    return Access() if "://" in where else Access(reads=(Path(where),))

@@ -16,9 +16,11 @@ from msgspec import Meta, Struct
 from watchfiles import awatch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.config.instance import Instance
 from edge.inference.image_decoding import SUFFIXES, drop_annotated
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
+from edge.sources.source import Access
 
 if TYPE_CHECKING:
     from edge.sources.source_checkpoint import SourceCheckpoint
@@ -41,6 +43,22 @@ class Settings(
     recursive: bool = False  # also those in its sub-folders
     # what happens to a file that was inspected
     after: Annotated[str, Meta(pattern="^(keep|delete|move:.+)$")] = "keep"
+
+    def open_source(self, instance: Instance) -> "Folder":
+        """Open the source."""
+        # Only some sources need SQLite
+        from edge.sources.source_checkpoint import SourceCheckpoint  # noqa: PLC0415
+
+        return Folder(self, SourceCheckpoint(instance.state, source_name(self)))
+
+    def access(self) -> Access:
+        """Return the access to the folder, and to the one into which its files are moved."""
+        folder = Path(self.path)
+        if self.after == "keep":
+            return Access(reads=(folder,))
+        if self.after == "delete":
+            return Access(writes=(folder,))
+        return Access(writes=(folder, folder / self.after.removeprefix("move:")))
 
 
 class _Stamp(NamedTuple):
@@ -154,7 +172,7 @@ class Folder:
                 yield set()
 
     # They come in order
-    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
         """Record that the file was inspected, and put it away."""
         path, stamp = self._in_hand.popleft()
         self._checkpoint.put(self._key(path), stamp.to_bytes())

@@ -22,7 +22,9 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security.secret_environment import environment_without_secrets
+from edge.config.instance import Instance
 from edge.sources import camera
+from edge.sources.source import Access
 
 _PROCESS = "edge.sources.genicam_process"
 _AHEAD = 8  # triggered frames that wait for the line
@@ -46,6 +48,14 @@ class Settings(
     features: dict[str, bool | int | float | str] = {}
     every: Annotated[int, Meta(ge=1)] = 1  # only each Nth frame
     rate: Annotated[float, Meta(gt=0)] | None = None  # at most this many frames a second
+
+    def open_source(self, instance: Instance) -> "Genicam":
+        """Open the source."""
+        return Genicam(self)
+
+    def access(self) -> Access:
+        """Return the access to all USB devices and interfaces: the producer knows which."""
+        return Access(devices=("char-usb_device",), interfaces=True)
 
     @property
     def is_triggered(self) -> bool:

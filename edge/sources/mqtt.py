@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from broker_config.mqtt.client import Delivery, Disconnected, MqttClient, TakenOver
 from broker_config.protocol.errors import UsageError, abbreviate
 from edge.config.broker_settings import BrokerSettings
+from edge.config.instance import Instance
 from edge.inference.image_decoding import MAX_BYTES
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
+from edge.sources.source import Access
 from edge.sources.thread_event import event_or_stop
 
 if TYPE_CHECKING:
@@ -33,6 +35,18 @@ class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag=
     """`[[sources]] kind = "mqtt"`: image files as payloads."""
 
     topic: str  # a filter: + and # are allowed
+
+    def open_source(self, instance: Instance) -> "Mqtt":
+        """Open the source."""
+        # Only some sources need SQLite
+        from edge.sources.source_checkpoint import SourceCheckpoint  # noqa: PLC0415
+
+        checkpoint = SourceCheckpoint(instance.state, source_name(self))
+        return Mqtt(self, instance.line, checkpoint)
+
+    def access(self) -> Access:
+        """Return none: the broker is reached through the network."""
+        return Access()
 
 
 class Mqtt:
@@ -85,7 +99,7 @@ class Mqtt:
                 await asyncio.to_thread(mqtt.close)
 
     # They come in order
-    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: ARG002
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
         """Acknowledge the image."""
         delivery, key = self._in_hand.popleft()
         self._checkpoint.put(key)

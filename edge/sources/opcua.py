@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import EdgeNodeError, abbreviate
+from edge.config.instance import Instance
 from edge.config.opcua_settings import OpcUaSettings
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
 from edge.sources import camera
+from edge.sources.source import Access
 from edge.sources.thread_event import ThreadEvent, event_or_stop
 
 if TYPE_CHECKING:
@@ -35,6 +37,14 @@ class Settings(OpcUaSettings, frozen=True, kw_only=True, tag_field="kind", tag="
     trigger: str  # node id of a Boolean, whose rise counts, or of a counter, whose change does
     input: str | int  # the camera, as that of `video`
     part: str | None = None  # node id of the part's name
+
+    def open_source(self, instance: Instance) -> "OpcUa":
+        """Open the source."""
+        return OpcUa(self)
+
+    def access(self) -> Access:
+        """Return the access to the camera."""
+        return camera.access_to(self.input)
 
 
 class OpcUa:
@@ -119,9 +129,9 @@ class OpcUa:
         class Handler:
             def datachange_notification(
                 _,  # noqa: N805
-                node: object,  # noqa: ARG002
+                node: object,
                 value: Any,
-                data: object,  # noqa: ARG002
+                data: object,
             ) -> None:
                 # none while its status is bad
                 if isinstance(value, int) and self._is_trigger(value):

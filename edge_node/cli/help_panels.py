@@ -20,6 +20,7 @@ COMMANDS = {
     "Setting up and looking after": "user doctor status record card verify",
     "The sensors of one line": "vfl",
 }
+OTHERS = "From other packages"
 FEW = 10  # options that stand in one panel
 
 
@@ -44,8 +45,11 @@ class PanelledGroup(TyperGroup):
         for panel, names in COMMANDS.items():
             for each_command in names.split():
                 panels[each_command] = panel
+        order = [*panels, *sorted(self.commands)]
+        self.commands = dict(sorted(self.commands.items(), key=lambda each: order.index(each[0])))
         for name, command in self.commands.items():
-            command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
+            own = getattr(command, "rich_help_panel", None)  # a command of another package
+            command.rich_help_panel = panels.get(name) or own or OTHERS  # type: ignore[attr-defined]
             _arrange(command)
             name_variables(command, name)
 

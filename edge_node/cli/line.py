@@ -141,9 +141,9 @@ _EXAMPLE = Path(__file__).parents[2] / "edge" / "config" / "line.example.toml"
 @take_options
 def serve(context: typer.Context, options: ServeOptions) -> None:
     """Inspect images as they arrive: over HTTP and from a watched folder."""
+    from edge.config.instance import Instance
     from edge.daemon.daemon import serve as run
     from edge.daemon.exit_codes import sysexits
-    from edge.daemon.source_sink_factory import Instance
 
     with sysexits():
         verifier = make_verifier(

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
-from edge_node.cli import bundles, coordinator, line, node, operator, trial, vfl
+from broker_config.protocol.errors import EdgeNodeError, UsageError, explain, replace_unprintable
+from broker_config.registry import Registry
 from edge_node.cli.environment import refuse_unknown_variables
 from edge_node.cli.help_panels import PanelledGroup
 
@@ -30,8 +30,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for group in (trial, coordinator, node, operator, line, bundles, vfl):
-    app.add_typer(group.app)
+COMMANDS: Registry[typer.Typer] = Registry("commands")
+for group in COMMANDS:
+    try:
+        app.add_typer(COMMANDS[group])
+    except UsageError as broken:  # one package's; all other commands work
+        print(f"edge-node: {broken}", file=sys.stderr)
 
 
 def _show_version(wanted: bool) -> None:

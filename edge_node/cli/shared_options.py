@@ -4,7 +4,6 @@ requests and reporters.
 
 import importlib
 import os
-import pkgutil
 import re
 import shlex
 import signal
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
+from broker_config.registry import Registry
 from edge_node.cli.help_panels import Panel
 
 if TYPE_CHECKING:
@@ -62,19 +62,6 @@ Group = Annotated[
 ]
 
 
-def _method_names() -> list[str]:
-    """Read from the names of the files, one for each method:
-    importing them would make `--help` slow.
-    """
-    no_methods = ("base", "statistics_head")
-    folder = Path(__file__).parents[2] / "trainer" / "methods"
-    return sorted(
-        module.name
-        for module in pkgutil.iter_modules([str(folder)])
-        if module.name not in no_methods
-    )
-
-
 def _named_method(role: str) -> str:
     """Return the method that has a role, read from the source for the same reason."""
     source = (Path(__file__).parents[2] / "trainer" / "methods" / "__init__.py").read_text()
@@ -112,7 +99,7 @@ def _partition_help() -> str:
     )
 
 
-METHODS = _method_names()
+METHODS = [*Registry("methods")]
 DEFAULT_METHOD = _named_method("RECOMMENDED")
 ONE_MESSAGE = _named_method("PREVIEW")
 METHOD_NAMES = f"{', '.join(METHODS[:-1])} or {METHODS[-1]}."

@@ -2,38 +2,38 @@
 and runs.
 """
 
-import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import trainer.methods
 from tests.support.method_cases import CASES, equal, one_round
 from tests.support.paths import REPOSITORY
-from trainer.methods import METHODS, Entry
+from trainer.methods import METHODS
 from trainer.models.network import to_arrays
 
 PAGE = REPOSITORY / "docs" / "add-a-method.md"
 FILE, TEST = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-(LINE,) = re.findall(r'```text\n    ("\w+": Entry\(.*\)),\n```', PAGE.read_text())
+(PROJECT,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture
 def fedbabu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The page's file as a module beside the others, registered by the page's line."""
+    """The page's file as a module, registered by the page's line."""
     (tmp_path / "fedbabu.py").write_text(FILE)
-    monkeypatch.setattr(trainer.methods, "__path__", [*trainer.methods.__path__, str(tmp_path)])
-    module = importlib.import_module("trainer.methods.fedbabu")
-    # Our own page
-    for name, entry in eval(f"{{{LINE}}}", {"Entry": Entry, "fedbabu": module}).items():  # noqa: S307
-        monkeypatch.setitem(METHODS, name, entry)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, where in tomllib.loads(PROJECT)["project"]["entry-points"][
+        "edge_node.methods"
+    ].items():
+        monkeypatch.setitem(METHODS, name, EntryPoint(name, where, "edge_node.methods").load())
         monkeypatch.setitem(CASES, name, (name, {}))
-    yield module
-    del sys.modules["trainer.methods.fedbabu"]
+    yield sys.modules["fedbabu"]
+    del sys.modules["fedbabu"]
 
 
 def test_the_file_is_short() -> None:
@@ -62,7 +62,6 @@ def test_the_pages_method_runs_and_differs_from_fedavg(fedbabu: ModuleType) -> N
 
 def test_every_file_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"`((?:\w+/)+\w+\.\w+)`", PAGE.read_text())) - {
-        "trainer/methods/fedbabu.py",
         "tests/test_fedbabu.py",
     }
     assert named

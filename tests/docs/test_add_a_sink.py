@@ -11,20 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge.daemon import line_settings, source_sink_factory
 from edge.sinks.sink import Item
 from tests.support.outcomes_at_noon import notice, verdict
 from tests.support.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "add-a-sink.md").read_text()
 (FILE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(TABLE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+PROJECT, TABLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
 def module() -> dict[str, Any]:
     """The page's file."""
-    found: dict[str, Any] = {"__name__": "edge.sinks.syslog"}
+    found: dict[str, Any] = {"__name__": "plant_syslog"}
     exec(compile(FILE, "add-a-sink.md", "exec"), found)  # noqa: S102  (our own page)
     return found
 
@@ -61,14 +60,12 @@ def test_a_receiver_that_is_away_is_reported_with_what_was_delivered(
     assert down.value.delivered == 1
 
 
-def test_the_pages_table_gives_its_settings_and_its_lines_fit_the_source(
+def test_the_pages_table_gives_its_settings_and_its_line_registers_them(
     module: dict[str, Any],
 ) -> None:
     (table,) = tomllib.loads(TABLE)["sinks"]
-    settings = msgspec.convert(table, line_settings.Sink | module["Settings"])
+    settings = msgspec.convert(table, module["Settings"])
     assert settings == module["Settings"](host="logs.plant.example")
-    assert (
-        "    match wanted:\n        case jsonl.Settings("
-        in (REPOSITORY / "edge/daemon/source_sink_factory.py").read_text()
-    )
-    assert source_sink_factory.open_sink.__name__ in PAGE
+    assert settings.open_sink(None, None).name == "syslog:logs.plant.example:514"
+    registered = tomllib.loads(PROJECT)["project"]["entry-points"]["edge_node.sinks"]
+    assert registered == {table["kind"]: "plant_syslog:Settings"}

@@ -13,20 +13,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge.daemon import line_settings
 from edge.inference.pipeline import Frame
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import RED
 
 PAGE = (REPOSITORY / "docs" / "add-a-source.md").read_text()
 (FILE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(TABLE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+PROJECT, TABLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
 def module() -> dict[str, Any]:
     """The page's file."""
-    found: dict[str, Any] = {"__name__": "edge.sources.snapshot"}
+    found: dict[str, Any] = {"__name__": "plant_snapshot"}
     exec(compile(FILE, "add-a-source.md", "exec"), found)  # noqa: S102  (our own page)
     return found
 
@@ -82,7 +81,12 @@ def test_a_camera_that_does_not_answer_is_an_oserror_so_that_the_source_is_opene
         asyncio.run(look())
 
 
-def test_the_pages_table_gives_its_settings(module: dict[str, Any]) -> None:
+def test_the_pages_table_gives_its_settings_and_its_line_registers_them(
+    module: dict[str, Any],
+) -> None:
     (table,) = tomllib.loads(TABLE)["sources"]
-    settings = msgspec.convert(table, line_settings.Source | module["Settings"])
+    settings = msgspec.convert(table, module["Settings"])
     assert settings == module["Settings"](url="http://camera.plant.example/snapshot.jpg", every=0.5)
+    assert settings.open_source(None).name == f"snapshot {settings.url}"
+    registered = tomllib.loads(PROJECT)["project"]["entry-points"]["edge_node.sources"]
+    assert registered == {table["kind"]: "plant_snapshot:Settings"}

@@ -2,17 +2,17 @@
 is exported and serves.
 """
 
-import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-import trainer.models.encoders
 from edge.bundle.bundle_format import read_bundle
 from edge.inference.predictor import Predictor
 from export.bundle_export import export
@@ -27,24 +27,22 @@ from trainer.models.initial_weights import initial_encoder
 
 PAGE = REPOSITORY / "docs" / "add-an-encoder.md"
 (FILE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-(LINE,) = re.findall(r'```text\n    ("\w+": \w+),\n```', PAGE.read_text())
+(PROJECT,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture
 def shufflenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The page's file as a module beside the others, registered by the page's line."""
-    (tmp_path / "encoders").mkdir()
-    (tmp_path / "encoders" / "shufflenet.py").write_text(FILE)
-    paths = [*trainer.models.encoders.__path__, str(tmp_path / "encoders")]
-    monkeypatch.setattr(trainer.models.encoders, "__path__", paths)
-    module = importlib.import_module("trainer.models.encoders.shufflenet")
-    # Our own page
-    for name, encoder in eval(f"{{{LINE}}}", {"SHUFFLENET": module.SHUFFLENET}).items():  # noqa: S307
+    """The page's file as a module, registered by the page's line."""
+    (tmp_path / "plant_shufflenet.py").write_text(FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    registered = tomllib.loads(PROJECT)["project"]["entry-points"]["edge_node.encoders"]
+    for name, where in registered.items():
+        encoder = EntryPoint(name, where, "edge_node.encoders").load()
         monkeypatch.setitem(catalogue.KNOWN, name, encoder)
         monkeypatch.setitem(catalogue.FEATURES, name, encoder.features)
         monkeypatch.setitem(catalogue.VALUES, name, encoder.values)
-    yield module
-    del sys.modules["trainer.models.encoders.shufflenet"]
+    yield sys.modules["plant_shufflenet"]
+    del sys.modules["plant_shufflenet"]
 
 
 @pytest.mark.usefixtures("shufflenet")

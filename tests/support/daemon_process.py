@@ -16,7 +16,7 @@ RUNNER = """
 import json, sys
 from pathlib import Path
 from broker_config.protocol.errors import EdgeNodeError
-from edge.daemon.source_sink_factory import Instance
+from edge.config.instance import Instance
 from edge.daemon.daemon import serve
 from edge.daemon.line_settings import Settings, add_options
 options = json.loads(sys.argv[1])

@@ -3,6 +3,7 @@ whose every message has a field that is new.
 """
 
 import shutil
+from importlib.metadata import distribution
 from pathlib import Path
 
 from tests.support.paths import REPOSITORY
@@ -35,6 +36,9 @@ def later_version(folder: Path, protocol: str = "edge-node/v1") -> dict[str, str
     installed.mkdir()
     (installed / "METADATA").write_text(
         f"Metadata-Version: 2.4\nName: edge-node\nVersion: {VERSION}\n"
+    )
+    (installed / "entry_points.txt").write_text(
+        distribution("edge-node").read_text("entry_points.txt") or ""
     )
     # the working directory's packages are this version's
     return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from edge.daemon import line_settings, source_sink_factory
-from edge.daemon.source_sink_factory import Instance
+from edge.config.instance import Instance
+from edge.daemon import line_parts, line_settings
 from edge.inference.outcomes import Outcome
 from edge.inference.pipeline import Pipeline, Source
 from edge.sources import source_runner
@@ -38,7 +38,7 @@ class Outbox:
 def opened(instance: Instance, *tables: dict[str, Any]) -> list[Source]:
     """The sources of `[[sources]]` tables in a file beside the state folder."""
     wanted = line_settings.parse({"sources": list(tables)}, instance.state.parent / "line.toml")
-    return source_sink_factory.open_sources(wanted.sources, instance)
+    return line_parts.open_sources(wanted.sources, instance)
 
 
 @contextlib.asynccontextmanager

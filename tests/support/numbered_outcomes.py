@@ -12,7 +12,7 @@ from edge.sinks.sink import Item
 _PROCESS = """
 import contextlib, json, logging, sys, time
 from pathlib import Path
-from edge.daemon.source_sink_factory import Instance
+from edge.config.instance import Instance
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.line_settings import parse
 from tests.support.numbered_outcomes import verdict

@@ -1,64 +1,19 @@
-"""The methods, by name. To add one: write its file, add its line here."""
+"""The methods, by name. To add one: write its file, and register it in a `pyproject.toml`."""
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Head, ImagePrivacy, Option, Training
-from trainer.methods import (
-    afedcl,
-    afedcl_plus,
-    ditto,
-    fedala,
-    fedavg,
-    fedbn,
-    fednova,
-    fedper,
-    fedprox,
-    fedrep,
-    fenda,
-    gaussian,
-    local,
-    pfedfda,
-    scaffold,
-)
-from trainer.methods.base import EPSILON, Factory, Method
-from trainer.methods.fedtfi import method as fedtfi
-from trainer.methods.fedtfi import options as fedtfi_options
+from broker_config.registry import Registry
+from trainer.methods.base import EPSILON, Entry, Method
 from trainer.methods.statistics_head import statistics_head
 from trainer.option_values import read_options
 
-
-class Entry(NamedTuple):
-    """How to make a method from its options."""
-
-    options: type[msgspec.Struct]
-    factory: Factory
-
-
-METHODS = {
-    "afedcl": Entry(afedcl.Options, afedcl.afedcl),
-    "afedcl_plus": Entry(afedcl_plus.Options, afedcl_plus.afedcl_plus),
-    "ditto": Entry(ditto.Options, ditto.ditto),
-    "fedala": Entry(fedala.Options, fedala.fedala),
-    "fedavg": Entry(fedavg.Options, fedavg.fedavg),
-    "fedbn": Entry(fedbn.Options, fedbn.fedbn),
-    "fednova": Entry(fednova.Options, fednova.fednova),
-    "fedper": Entry(fedper.Options, fedper.fedper),
-    "fedprox": Entry(fedprox.Options, fedprox.fedprox),
-    "fedrep": Entry(fedrep.Options, fedrep.fedrep),
-    "fedtfi": Entry(fedtfi_options.Options, fedtfi.fedtfi),
-    "fenda": Entry(fenda.Options, fenda.fenda),
-    "gaussian": Entry(gaussian.Options, gaussian.gaussian),
-    "local": Entry(local.Options, local.local),
-    "pfedfda": Entry(pfedfda.Options, pfedfda.pfedfda),
-    "scaffold": Entry(scaffold.Options, scaffold.scaffold),
-}
-
-
+METHODS: Registry[Entry] = Registry("methods")
 RECOMMENDED = "afedcl_plus"
 """The method of a federation that trains and names none."""
 PREVIEW = "gaussian"

@@ -18,6 +18,7 @@ from trainer.methods.base import (
     CLASSIFICATION_LOSS,
     Batch,
     Encode,
+    Entry,
     Method,
     Metric,
     Phase,
@@ -301,3 +302,6 @@ def _weigh(options: Options, raw: float) -> float:
     if not raw >= 0:
         raise ValueError(f"a discrimination loss cannot be {raw!r}")
     return min(max(raw, options.floor), options.ceiling)
+
+
+ENTRY = Entry(Options, afedcl)

@@ -22,6 +22,7 @@ from trainer.methods.base import (
     WHOLE,
     Batch,
     Encode,
+    Entry,
     Method,
     init_shared_classifier,
     plain_phase,
@@ -77,3 +78,6 @@ def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> 
     they set the range of what may be sent.
     """
     return {**init_shared_classifier(encoder, shape, random), LENGTH: np.ones((), np.float32)}
+
+
+ENTRY = Entry(Options, afedcl_plus)

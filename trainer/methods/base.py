@@ -302,6 +302,16 @@ class Method(NamedTuple):
 Factory = Callable[..., Method]
 
 
+class Entry(NamedTuple):
+    """How to make a method from its options; what a package registers among `edge_node.methods`.
+
+    >>> ENTRY = Entry(Options, fedavg)  # fedavg(training, options) -> Method
+    """
+
+    options: type[msgspec.Struct]
+    factory: Factory
+
+
 def sent_tensors(method: Method, first: Arrays) -> tuple[str, ...]:
     """Prefixes of the tensors that leave a node, without those that training cannot change.
 

@@ -14,6 +14,7 @@ from trainer.methods.base import (
     WHOLE,
     Batch,
     Encode,
+    Entry,
     Method,
     Metric,
     OneStage,
@@ -64,3 +65,6 @@ def ditto(training: Training, options: Options) -> Method:
         deploys_final=False,
         metrics=(CLASSIFICATION_LOSS, L_P),
     )
+
+
+ENTRY = Entry(Options, ditto)

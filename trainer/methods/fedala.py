@@ -16,6 +16,7 @@ from trainer.methods.base import (
     WHOLE,
     Batch,
     Encode,
+    Entry,
     Method,
     Metric,
     OneStage,
@@ -126,3 +127,6 @@ def _adaptation(options: Options) -> Phase:
         is_settled=is_settled,
         after=after,
     )
+
+
+ENTRY = Entry(Options, fedala)

@@ -3,6 +3,7 @@
 from broker_config.protocol.messages import Training
 from trainer.methods.base import (
     WHOLE,
+    Entry,
     Method,
     OneStage,
     init_shared_classifier,
@@ -27,3 +28,6 @@ def fedavg(training: Training, options: OneStage) -> Method:
         deploy=lambda own, received: select(received, WHOLE),
         deploys_final=True,
     )
+
+
+ENTRY = Entry(Options, fedavg)

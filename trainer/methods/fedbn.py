@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from broker_config.protocol.messages import Training
-from trainer.methods.base import WHOLE, Method, OneStage, init_shared_classifier, plain_phase
+from trainer.methods.base import WHOLE, Entry, Method, OneStage, init_shared_classifier, plain_phase
 from trainer.models.named_tensors import normalisation_layers, select
 
 T = TypeVar("T")
@@ -33,3 +33,6 @@ def fedbn(training: Training, options: Options) -> Method:
         deploy=lambda own, received: select(average_with_own(own, received), WHOLE),
         deploys_final=True,
     )
+
+
+ENTRY = Entry(Options, fedbn)

@@ -13,6 +13,7 @@ import numpy as np
 from broker_config.protocol.messages import Training
 from trainer.methods.base import (
     WHOLE,
+    Entry,
     Method,
     OneStage,
     Sgd,
@@ -91,3 +92,6 @@ def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
         steps = mean["steps"] * value if is_trainable(name) else value
         moved[name] = broadcast[name] - steps
     return {**broadcast, **moved}
+
+
+ENTRY = Entry(Options, fednova)

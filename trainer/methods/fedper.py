@@ -2,6 +2,7 @@
 
 from broker_config.protocol.messages import Training
 from trainer.methods.base import (
+    Entry,
     Method,
     OneStage,
     init_private_classifier,
@@ -24,3 +25,6 @@ def fedper(training: Training, options: Options) -> Method:
         sends=send_prefixes("encoder"),
         init_node=init_private_classifier,
     )
+
+
+ENTRY = Entry(Options, fedper)

@@ -14,6 +14,7 @@ from trainer.methods.base import (
     WHOLE,
     Batch,
     Encode,
+    Entry,
     Method,
     OneStage,
     classification_loss,
@@ -49,3 +50,6 @@ def fedprox(training: Training, options: Options) -> Method:
     return fedavg(training, options)._replace(
         train=(plain_phase(training, options.epochs, proximal),)
     )
+
+
+ENTRY = Entry(Options, fedprox)

@@ -8,6 +8,7 @@ import msgspec
 
 from broker_config.protocol.messages import Training
 from trainer.methods.base import (
+    Entry,
     Method,
     Phase,
     Step,
@@ -44,3 +45,6 @@ def fedrep(training: Training, options: Options) -> Method:
         sends=send_prefixes("encoder"),
         init_node=init_private_classifier,
     )
+
+
+ENTRY = Entry(Options, fedrep)

@@ -11,6 +11,7 @@ from trainer.methods.base import (
     CLASSIFICATION_LOSS,
     Batch,
     Encode,
+    Entry,
     Method,
     OneStage,
     Phase,
@@ -59,3 +60,6 @@ def fenda(training: Training, options: Options) -> Method:
         },
         fusion=CONCATENATION,
     )
+
+
+ENTRY = Entry(Options, fenda)

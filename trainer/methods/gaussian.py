@@ -8,7 +8,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
-from trainer.methods.base import Method, send_prefixes
+from trainer.methods.base import Entry, Method, send_prefixes
 from trainer.methods.statistics_head import statistics_head
 
 
@@ -38,3 +38,6 @@ def gaussian(training: Training, options: Options) -> Method:
         statistics=statistics_head(options.dimensions, others),
         metrics=(),
     )
+
+
+ENTRY = Entry(Options, gaussian)

@@ -2,6 +2,7 @@
 
 from broker_config.protocol.messages import Training
 from trainer.methods.base import (
+    Entry,
     Method,
     OneStage,
     init_private_classifier,
@@ -23,3 +24,6 @@ def local(training: Training, options: Options) -> Method:
         init_node=init_private_classifier,
         receive=lambda own, received: own,
     )
+
+
+ENTRY = Entry(Options, local)

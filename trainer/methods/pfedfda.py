@@ -24,6 +24,7 @@ import numpy as np
 from broker_config.protocol.messages import Training
 from trainer.methods.base import (
     CLASSIFICATION_LOSS,
+    Entry,
     Method,
     Metric,
     Metrics,
@@ -292,3 +293,6 @@ def _add_scatter(base: np.ndarray, estimate: Estimate, beta: float) -> np.ndarra
 def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
     shifted = logits - logits.max(1, keepdims=True)
     return float((np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]).mean())
+
+
+ENTRY = Entry(Options, pfedfda)

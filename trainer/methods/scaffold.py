@@ -14,6 +14,7 @@ from trainer.methods.base import (
     WHOLE,
     Batch,
     Encode,
+    Entry,
     Method,
     OneStage,
     Sgd,
@@ -102,3 +103,6 @@ def _finish(broadcast: Arrays, mean: Arrays, present: float) -> Arrays:
         for name, value in select(mean, ("control",)).items()
     }
     return {**broadcast, **mean, **moved}
+
+
+ENTRY = Entry(Options, scaffold)

@@ -12,14 +12,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 import msgspec
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, abbreviate
 from edge.sinks.sink import Item, SinkDown
-from edge.sinks.sparkplug import Settings
 from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import EdgeNode, Identity, Message, Request
 from edge.sinks.sparkplug.sparkplug_connection import Connection
@@ -31,17 +29,6 @@ _DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to connec
 _WINDOW = 100  # outcomes in flight; fewer than there are sequence numbers, so that no two share one
 
 _log = logging.getLogger(__name__)
-
-
-def open_sink(settings: Settings, line: str, folder: Path) -> "Sparkplug":
-    """The sink of these settings, with its state in `folder`;
-    UsageError when a name or a file cannot be used.
-    """
-    endpoint = settings.endpoint()
-    identity = Identity(
-        settings.group, settings.node or line, settings.device, settings.host
-    ).check()
-    return Sparkplug(endpoint, identity, BirthState(folder, endpoint, identity))
 
 
 class Sparkplug:

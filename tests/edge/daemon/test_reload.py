@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from edge.config.instance import Instance
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.line_settings import Settings, parse
 from edge.daemon.logs import Log
 from edge.daemon.logs import Settings as LogSettings
 from edge.daemon.monitors import Monitors
 from edge.daemon.reload import Reloader
-from edge.daemon.source_sink_factory import Instance
 from edge.inference.class_prior import Prior
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.served_model import load_model

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.config.instance import Instance
 from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.sd_notify import ServiceManager, run_watchdog
-from edge.daemon.source_sink_factory import Instance
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import load_model

@@ -25,9 +25,9 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security import access_list, trust
 from broker_config.transfer import blob_transfer
 from edge.bundle.verification import Verifier
+from edge.config.instance import Instance
 from edge.daemon.daemon import serve
 from edge.daemon.line_settings import Settings, parse
-from edge.daemon.source_sink_factory import Instance
 from edge.registry import bundle_messages, bundle_sender
 from edge.registry.bundle_messages import Answer, File, Offer
 from edge.registry.bundle_receiver import BundleReceiver

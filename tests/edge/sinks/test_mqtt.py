@@ -20,8 +20,8 @@ from paho.mqtt import publish
 
 from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
+from edge.config.instance import Instance
 from edge.daemon.line_settings import parse
-from edge.daemon.source_sink_factory import Instance, open_sink
 from edge.outbox import delivery
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import open_outbox
@@ -240,7 +240,7 @@ def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
         wanted = parse(
             {"sinks": [{"kind": "mqtt", "url": proxy.url}]}, tmp_path / "line.toml"
         ).sinks[0]
-        mqtt = open_sink(wanted, Instance("line-1", tmp_path), outbox)
+        mqtt = wanted.open_sink(Instance("line-1", tmp_path), outbox)
         outbox.set_sinks([mqtt.name])
         for number in range(41):
             outbox.put(verdict(number))
@@ -271,7 +271,7 @@ def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
                 (wanted,) = parse(
                     {"sinks": [{"kind": kind, "url": url}]}, tmp_path / "line.toml"
                 ).sinks
-                names.add(open_sink(wanted, Instance("line-1", tmp_path), outbox).name)
+                names.add(wanted.open_sink(Instance("line-1", tmp_path), outbox).name)
     assert names == {"mqtt:mqtt://broker:1883", "homeassistant:mqtt://broker:1883"}
 
 

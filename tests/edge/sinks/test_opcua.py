@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from broker_config.protocol.errors import UsageError
-from edge.daemon import source_sink_factory
+from edge.config.instance import Instance
 from edge.daemon.line_settings import parse
-from edge.daemon.source_sink_factory import Instance
 from edge.sinks.opcua import OpcUa, Settings
 from edge.sinks.sink import SinkDown
 from tests.support.numbered_outcomes import OutcomeProcess, item
@@ -55,7 +54,7 @@ def table(server: OpcUaServer | str, *names: str, **others: Any) -> dict[str, An
 def opened(tmp_path: Path, wanted: dict[str, Any]) -> OpcUa:
     [settings] = parse({"sinks": [wanted]}, tmp_path / "line.toml").sinks
     assert isinstance(settings, Settings)
-    sink = source_sink_factory.open_sink(settings, Instance("line-1", tmp_path), None)  # type: ignore[arg-type]
+    sink = settings.open_sink(Instance("line-1", tmp_path), None)  # type: ignore[arg-type]
     assert isinstance(sink, OpcUa)
     return sink
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.daemon.source_sink_factory import Instance
+from edge.config.instance import Instance
 from edge.inference.served_model import load_model
 from edge.sources import folder as folder_source
 from edge.sources import source_runner

@@ -17,7 +17,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import UsageError
-from edge.daemon.source_sink_factory import Instance
+from edge.config.instance import Instance
 from edge.inference import image_decoding
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame

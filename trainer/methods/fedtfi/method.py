@@ -17,6 +17,7 @@ from edge.terminal.formatting import format_names
 from trainer.methods.base import (
     CLASSIFICATION_LOSS,
     WHOLE,
+    Entry,
     Method,
     Metrics,
     OneStage,
@@ -121,3 +122,6 @@ def _shapes(options: Options, broadcast: Arrays) -> dict[str, tuple[int, ...]]:
         patch_bank.VALUES: (options.quota, *broadcast["bank.patches"].shape[1:]),
         patch_bank.LABELS: (options.quota,),
     }
+
+
+ENTRY = Entry(Options, fedtfi)

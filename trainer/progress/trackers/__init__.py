@@ -1,14 +1,14 @@
 """Experiment trackers that `--track` names, one file each, imported when it is wanted."""
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from broker_config.protocol.errors import UsageError, suggest
+from broker_config.registry import Registry
 from trainer.progress.events import Report
 from trainer.progress.trackers.tracker import Tracker, tracking
 
-_CLASSES = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}  # by module
+_TRACKERS: Registry[Callable[[str], Tracker]] = Registry("trackers")
 
 
 @contextmanager
@@ -27,15 +27,6 @@ def track(wanted: Mapping[str, str], report: Report) -> Iterator[Report]:
 
 
 def _make(name: str, place: str) -> Tracker:
-    if name not in _CLASSES:
-        raise UsageError(f"there is no tracker {name!r}", suggest(name, _CLASSES))
-    try:
-        module = importlib.import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise UsageError(
-            f"--track {name} needs {package}, which is not installed here",
-            "install it: pip install 'edge-node[tracking]'",
-        ) from error
-    tracker: Tracker = getattr(module, _CLASSES[name])(place)
-    return tracker
+    if name not in _TRACKERS:
+        raise UsageError(f"there is no tracker {name!r}", suggest(name, _TRACKERS))
+    return _TRACKERS[name](place)

@@ -441,12 +441,13 @@ from pathlib import Path
 sys.modules["google.protobuf"] = None
 from broker_config.protocol.errors import explain
 from edge.daemon import line_settings as settings
-from edge.daemon import daemon, source_sink_factory
+from edge.config.instance import Instance
+from edge.daemon import daemon
 from edge.daemon.dispatcher import Dispatcher
 found = settings.parse({"sinks": [{"kind": "sparkplug", "url": "mqtt://broker", "group": "g"}]}, \
 Path("line.toml"))
 try:
-    Dispatcher(source_sink_factory.Instance("line-1", Path(sys.argv[1])), \
+    Dispatcher(Instance("line-1", Path(sys.argv[1])), \
 found.spool).prepare(found.sinks)
 except ImportError as error:
     print(explain(error))

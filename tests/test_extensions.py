@@ -1,0 +1,150 @@
+"""A package that is installed beside edge-node adds a sink, a method and a command of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.plants import draw
+
+MODULE = """
+from pathlib import Path
+
+import typer
+from msgspec import Struct
+from trainer.methods.base import Entry, OneStage
+from trainer.methods.fedavg import fedavg
+
+ENTRY = Entry(OneStage, fedavg)
+app = typer.Typer()
+
+
+@app.command()
+def greet() -> None:
+    '''Greet the plant.'''
+    print("good morning")
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind",
+               tag="tally"):
+    path: str
+
+    def open_sink(self, instance, origin):
+        return Tally(self.path)
+
+
+class Tally:
+    def __init__(self, path):
+        self.name = f"tally:{path}"
+        self._path = Path(path)
+
+    def deliver(self, items):
+        with self._path.open("a") as file:
+            file.writelines(f"{item.seq}\\n" for item in items)
+
+    def close(self):
+        pass
+"""
+
+REGISTERED = """
+[edge_node.sinks]
+tally = plant_extras:Settings
+[edge_node.methods]
+plant_average = plant_extras:ENTRY
+[edge_node.commands]
+plant_extras = plant_extras:app
+"""
+
+
+@pytest.fixture
+def extras(tmp_path: Path) -> Path:
+    """A folder with the package, as `pip install --target` leaves it."""
+    return install(tmp_path / "installed", REGISTERED)
+
+
+def install(folder: Path, registered: str) -> Path:
+    metadata = folder / "plant_extras-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / "plant_extras.py").write_text(MODULE)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: plant-extras\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(registered)
+    return folder
+
+
+def edge_node(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "edge_node", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_its_command_is_in_the_help_and_runs(extras: Path) -> None:
+    assert "greet" in edge_node(extras, "--help").stdout
+    assert edge_node(extras, "greet").stdout == "good morning\n"
+
+
+def test_its_method_is_in_the_help_and_trains(extras: Path, tmp_path: Path) -> None:
+    assert "plant_average" in edge_node(extras, "simulate", "--help").stdout
+    images = draw(tmp_path / "images", 12, 1, size=32)
+    out = tmp_path / "out"
+    words = [
+        "--method",
+        "plant_average",
+        "--model",
+        "small",
+        "--size",
+        "32",
+        "--rounds",
+        "1",
+        "--nodes",
+        "2",
+        "--samples",
+        "4",
+    ]
+    done = edge_node(extras, "simulate", "--data", images, "--out", out, *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "report.json").read_text())["method"] == "plant_average"
+
+
+def test_its_sink_is_a_table_of_a_lines_settings(extras: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "line.toml"
+    settings.write_text('[[sinks]]\nkind = "tally"\npath = "numbers"\n')
+    code = (
+        "import sys; from pathlib import Path; from edge.config.options_file import load;"
+        "from edge.config.instance import Instance; from edge.daemon.line_settings import parse;"
+        "file = Path(sys.argv[1]); (each,) = parse(load(file), file).sinks;"
+        "print(each.open_sink(Instance('line-1', file.parent), None).name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, settings],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(extras), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == f"tally:{tmp_path / 'numbers'}"
+
+
+def test_a_package_that_cannot_be_imported_is_named_and_takes_no_command_away(
+    tmp_path: Path,
+) -> None:
+    broken = install(tmp_path, "[edge_node.commands]\nplant_extras = plant_extras:nothing\n")
+    done = edge_node(broken, "--help")
+    assert done.returncode == 0
+    assert "coordinate" in done.stdout
+    assert "plant-extras" in done.stderr
+
+
+def test_two_packages_of_one_name_are_named_both(tmp_path: Path) -> None:
+    double = install(tmp_path, "[edge_node.methods]\nfedavg = plant_extras:ENTRY\n")
+    done = edge_node(double, "simulate", "--help")
+    assert done.returncode != 0
+    assert "plant_extras:ENTRY" in done.stderr
+    assert "trainer.methods.fedavg:ENTRY" in done.stderr
