@@ -21,6 +21,7 @@ from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries, read_keys
 from trainer.federation import run_summary
 from trainer.federation.masking.grid import contribution_words
+from trainer.federation.server.aggregation import after_training
 from trainer.federation.server.choosing_runs import wanted_sizes
 from trainer.federation.server.masked_sums import check_holders
 from trainer.federation.server.robust_rules import InMemory
@@ -167,6 +168,7 @@ def simulate(
             settings=flat_settings(spec),
         )
     )
+    first = broadcast
     up = 0
     down = len(encode_start(spec, broadcast))
     rounds = progress.RoundReporter(report, lambda: (up, down))
@@ -201,9 +203,10 @@ def simulate(
                 if measured := {**metrics, **refined}:
                     report(progress.Measured(node=name, round=round_, metrics=measured))
                 report(progress.Activity(node=name, round=round_, what="waiting"))
-        broadcast, blob = encode_broadcast(
-            spec, round_, contributions.aggregate(broadcast), broadcast
+        following = after_training(
+            spec, method.settle, round_, lambda: first, contributions.aggregate(broadcast)
         )
+        broadcast, blob = encode_broadcast(spec, round_, following, broadcast)
         if compare and spec.first_totals and round_ == 1:
             for name, each in participants.items():
                 first_sums[name] = take_first(each, states[name], broadcast, counted=True)

@@ -2,8 +2,10 @@
 
 Sums first: the head of all plants' features classifies before anybody has trained, and fine-tuning
 starts from it, as after linear probing (Kumar et al., ICLR 2022; in federated learning Legate et
-al., NeurIPS 2023). Then encoder and classifier are trained and averaged as in FedAvg. Sums again:
-each plant's classifier is made of the trained encoder's.
+al., NeurIPS 2023). Then encoder and classifier are trained and averaged as in FedAvg. The mean of
+the first and the trained encoder (as WiSE-FT, Wortsman et al., CVPR 2022, takes the mean of a
+network before and after fine-tuning) is what all are served. Sums again: each plant's classifier is
+made of that encoder's.
 
 What else was tried, AFedCL's adversary and weights among it, did not earn a place:
 research/results/afedcl/README.md.
@@ -31,7 +33,7 @@ from trainer.methods.base import (
 from trainer.methods.statistics_head import statistics_head
 from trainer.models.fusion import LENGTH, NORMALISED
 from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import Arrays, select
+from trainer.models.named_tensors import Arrays, average, select
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +59,7 @@ def afedcl_plus(training: Training, options: Options) -> Method:
         sends=send_prefixes(*WHOLE),
         rounds=_ROUNDS,
         init_server=_init_server,
+        settle=_settle,
         deploy=lambda own, received: select(received, (*WHOLE, LENGTH)),
         deploys_final=True,
         statistics=statistics_head(first=True),
@@ -71,6 +74,16 @@ def normalised_loss(
     features = NORMALISED.fuse([encode(tensors, batch.images)], tensors)
     loss = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
     return loss, {CLASSIFICATION_LOSS.key: loss}
+
+
+def _settle(first: Arrays, trained: Arrays) -> Arrays:
+    """Return the trained broadcast with the mean of the first and the trained encoder.
+
+    Training forgets what other plants' classes need; the mean keeps most of what it gains, and on
+    tuning images loses nothing (docs/results.md).
+    """
+    encoder = select(trained, ("encoder",))
+    return {**trained, **average(select(first, ("encoder",)), encoder)}
 
 
 def _init_server(encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:

@@ -277,6 +277,9 @@ class Method(NamedTuple):
         **broadcast,
         **mean,
     }
+    # What the broadcast after the last round of training becomes: (the run's first broadcast, that
+    # one) -> broadcast. Without it, it stays as it is.
+    settle: Callable[[Arrays, Arrays], Arrays] | None = None
     relay: Relay | None = None  # what nodes exchange beside the average
     # what they contribute once, after training; it replaces `deploy`
     statistics: Statistics | None = None

@@ -71,3 +71,12 @@ def normalisation_layers(tensors: Mapping[str, Any]) -> tuple[str, ...]:
         for name, value in tensors.items()
         if name.endswith(".weight") and value.ndim == 1
     )
+
+
+def average(one: Arrays, other: Arrays) -> Arrays:
+    """Return the mean of two sets of tensors of the same names; what is no float is the other's."""
+    mean = dict(other)
+    for name, value in other.items():
+        if np.issubdtype(value.dtype, np.floating):
+            mean[name] = ((one[name].astype(np.float64) + value) / 2).astype(value.dtype)
+    return mean

@@ -20,7 +20,7 @@ from trainer.federation.server.aggregation import largest
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
-from trainer.methods import make
+from trainer.methods import METHODS, make
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.statistics import lda_head
@@ -91,6 +91,28 @@ def test_training_begins_with_the_head_of_all_sums_and_that_of_the_trained_encod
         select(to_arrays(result.models["plant-1"].tensors), ("encoder",)),
         select(trained, ("encoder",)),
     )
+
+
+def test_what_is_served_lies_halfway_between_the_first_encoder_and_the_trained_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trained(settles: bool) -> Arrays:
+        after: list[Arrays] = []
+        with monkeypatch.context() as patch:
+            if not settles:
+                entry = METHODS["afedcl_plus"]
+                as_trained = entry._replace(
+                    factory=lambda *given: entry.factory(*given)._replace(settle=None)
+                )
+                patch.setitem(METHODS, "afedcl_plus", as_trained)
+            simulate(spec, broadcast, shares(), closed=lambda _, made: after.append(made))
+        return after[-2]
+
+    spec, broadcast = drafted(rounds=2)
+    halfway, whole = trained(settles=True), trained(settles=False)
+    assert equal(select(halfway, ("classifier",)), select(whole, ("classifier",)))
+    for name, value in select(whole, ("encoder",)).items():
+        np.testing.assert_allclose(halfway[name], (broadcast[name] + value) / 2, atol=1e-6)
 
 
 def test_the_classifier_takes_directions_however_long_features_are() -> None:

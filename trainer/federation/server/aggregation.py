@@ -211,6 +211,27 @@ class IntegerSum:
             self.totals[name] += values
 
 
+def after_training(
+    spec: Spec,
+    settle: Callable[[Arrays, Arrays], Arrays] | None,
+    round_: int,
+    first: Callable[[], Arrays],
+    broadcast: Arrays,
+) -> Arrays:
+    """Return what nodes receive after a round.
+
+    Args:
+        spec: of the run.
+        settle: of its method.
+        round_: that was closed.
+        first: reads the run's first broadcast.
+        broadcast: what the round made.
+    """
+    if settle is None or round_ != spec.rounds - bool(spec.statistics):
+        return broadcast
+    return settle(first(), broadcast)
+
+
 def with_totals(
     spec: Spec,
     begin: Callable[[Arrays, Arrays], Arrays] | None,

@@ -89,6 +89,7 @@ class Run(NamedTuple):
     contributions: tuple[Contribution, ...]  # to the open round
     members: dict[str, str]  # identities by name
     finished: frozenset[str]
+    first: Blob  # the broadcast that the run began with
 
 
 class ContributionTotal(NamedTuple):
@@ -420,6 +421,7 @@ def _latest(database: sqlite3.Connection) -> Run | None:
     if row is None:
         return None
     run, encoded, digest, size, outcome, result, result_size = row
+    first = Blob(digest, size)
     spec = _decode_spec(run, encoded)
     opened = database.execute(
         "SELECT round, digest, size, drawn FROM rounds WHERE run = ? ORDER BY round DESC LIMIT 1",
@@ -448,6 +450,7 @@ def _latest(database: sqlite3.Connection) -> Run | None:
         tuple(Contribution(*each) for each in contributions),
         {node: identity for node, identity, _ in members},
         frozenset(node for node, _, finished in members if finished),
+        first,
     )
 
 

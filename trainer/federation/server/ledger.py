@@ -3,8 +3,9 @@ contributions to the open round.
 
 Tensors kept: the broadcast that the open round started from, and the contributions to it, in full
 (so that the sums can be computed again after a restart, and rules other than the mean can read them
-when the round closes). The next broadcast replaces them all, and what a kill has left behind. A
-broadcast's delta lasts as long as the process.
+when the round closes). The next broadcast replaces them all, and what a kill has left behind. The
+first broadcast stays where the method needs it after training. A broadcast's delta lasts as long as
+the process.
 """
 
 import hashlib
@@ -35,6 +36,7 @@ from broker_config.storage.database import check_not_lost
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
+from trainer.federation.server.aggregation import after_training
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.journal import Contribution as Recorded
 from trainer.federation.server.masked_sums import MaskedContributions
@@ -192,6 +194,7 @@ class Ledger:
         )
         if purge:
             kept = {run.broadcast.digest, *(each.digest for each in contributions if each.digest)}
+            kept |= self._kept
             self.store.purge(kept, arriving=True)
         expected = broadcast_tensors(spec, run.round)
         self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
@@ -402,7 +405,13 @@ class Ledger:
                 )
         before = self.broadcast
         base = self.broadcast_blob.digest
-        following = self._contributions.aggregate(before, self.absent | self._gone)
+        following = after_training(
+            self.spec,
+            self._method.settle,
+            self._round,
+            self._read_first,
+            self._contributions.aggregate(before, self.absent | self._gone),
+        )
         self.broadcast, blob = encode_broadcast(self.spec, self._round, following, before)
         if is_coded(blob):
             self.delta = base, Blob(*self.store.put(blob))
@@ -418,7 +427,7 @@ class Ledger:
         self._collect(round_)
         self._contributed = set()
         self._drawn = {*drawn}
-        self.store.purge(self.served)
+        self.store.purge(self.served | self._kept)
 
     def conclude(self) -> None:
         """The last round is closed: the broadcast is the run's result."""
@@ -463,6 +472,23 @@ class Ledger:
         """Digests of the blobs that nodes fetch."""
         digest = [self.delta[1].digest] if self.delta else []
         return {self.broadcast_blob.digest, *digest}
+
+    @property
+    def _kept(self) -> set[str]:
+        """Digests of the blobs that no node fetches, and a later round needs."""
+        assert self.run is not None
+        return {self.run.first.digest} if self._method.settle else set()
+
+    def _read_first(self) -> Arrays:
+        """Read the run's first broadcast."""
+        assert self.run is not None
+        digest = self.run.first.digest
+        self._verify(
+            digest,
+            f"restore the folder {self.folder} from a copy, or end the run with edge-node abort; "
+            "a run that an earlier version began goes on with that version",
+        )
+        return dict(read_tensors(self.store.path(digest), self.spec.tensors))
 
     def _source(self, digest: str | None) -> Source:
         return OnDisk(self.store.path(digest), self._expected()) if digest else InMemory({})

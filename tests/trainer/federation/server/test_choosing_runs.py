@@ -35,7 +35,7 @@ def newest(
     request = Request("gaussian", model="small", weights="none", size=size)
     spec, _ = FEDERATION.draft(request, chooses=chooses)
     spec = msgspec.structs.replace(spec, run=f"{number}" * 16)
-    return Run(spec, outcome, round_, Blob("0" * 64, 1), (), (), {}, frozenset())
+    return Run(spec, outcome, round_, Blob("0" * 64, 1), (), (), {}, frozenset(), Blob("0" * 64, 1))
 
 
 def told(folder: Path, *ended: tuple[int, int, bool]) -> None:

@@ -3,6 +3,7 @@
 No broker here.
 """
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -26,7 +27,8 @@ from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history, newest_run
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.masking_rounds import Facts, Masking
-from trainer.models.named_tensors import Arrays
+from trainer.methods import METHODS
+from trainer.models.named_tensors import Arrays, average
 
 
 @pytest.fixture(
@@ -165,6 +167,38 @@ def test_of_tensors_only_the_open_rounds_are_kept(
         assert len(ledger.served) == 2  # the broadcast, and the delta to it
     (line,) = history(tmp_path)
     assert (line.round, set(line.weights)) == (1, set(NODES))
+
+
+def test_what_settles_after_training_needs_the_runs_first_broadcast_which_is_kept_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class_sums.register(monkeypatch)
+    spec, broadcast = drafted(rule=STATISTICS)
+    spec = msgspec.structs.replace(spec, rounds=3, codec="none")  # two of training, one of sums
+    first = hashlib.sha256(encode_tensors(broadcast)).hexdigest()
+    entry = METHODS[class_sums.NAME]
+    settling = entry._replace(factory=lambda *given: entry.factory(*given)._replace(settle=average))
+    made: dict[tuple[str, int], Arrays] = {}
+    for name, each in (("trained", entry), ("settled", settling)):
+        monkeypatch.setitem(METHODS, class_sums.NAME, each)
+        for round_ in (1, 2):
+            for ledger in begun(tmp_path / name, (spec, broadcast)):
+                ledger.resume()
+                if round_ == 1:
+                    ledger.open_round(1, ())
+                for node in NODES:
+                    ledger.add_contribution(node, contribution(ledger, node, round_))
+                if (name, round_) == ("settled", 2):
+                    change(ledger, first)
+                    with pytest.raises(EdgeNodeError, match=first):
+                        ledger.aggregate()
+                    ledger.store.put(encode_tensors(broadcast))
+                ledger.aggregate()
+                made[name, round_] = ledger.broadcast
+                ledger.open_round(round_ + 1, ())
+    assert encode_tensors(made["settled", 1]) == encode_tensors(made["trained", 1])
+    halfway = average(broadcast, made["trained", 2])
+    assert encode_tensors(made["settled", 2]) == encode_tensors(halfway)
 
 
 def test_what_a_kill_left_behind_is_removed_and_what_had_arrived_of_a_blob_is_not(
