@@ -62,6 +62,15 @@ export function isForPage(event) {
   return !(event.ctrlKey || event.altKey || event.metaKey || elsewhere);
 }
 
+/** Let a pointer press buttons without giving them the focus: the next Enter is for the page, not for what was clicked last. */
+export function keepFocus() {
+  document.addEventListener("mousedown", (event) => {
+    if (!event.target.closest("button")) return;
+    event.preventDefault();
+    document.activeElement.closest("button, select")?.blur();
+  });
+}
+
 /** Buttons for classes, the first nine with a key each, which `choose` is called with. */
 export function classButtons(classes, choose) {
   return classes.map((name, place) => {
