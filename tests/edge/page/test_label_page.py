@@ -100,6 +100,7 @@ def page(browser: Page, line: Line) -> Page:
     browser.open(f"{line.running.url}/labels/")
     log_in(browser)
     expect(browser.tab.locator("#waiting")).to_have_text("Waiting: 6")
+    asked(browser)
     return browser
 
 
@@ -155,7 +156,7 @@ def test_an_image_is_left_for_later_or_laid_aside(page: Page, line: Line) -> Non
     first = current(page)
     page.tab.keyboard.press("s")
     expect(page.tab.locator("#picture")).not_to_have_attribute("src", f"pictures/{first}")
-    second = current(page)
+    second = asked(page)
     page.tab.keyboard.press("x")
     expect(page.tab.locator("#said")).to_contain_text("Laid aside")
     assert {first, second} - {*line.waiting} == {second}
@@ -244,8 +245,12 @@ def test_ten_quick_enters_label_ten_images_in_the_order_in_which_they_are_shown(
 
 def test_no_key_labels_an_image_before_it_is_seen(page: Page, line: Line) -> None:
     stalled: list[Route] = []
+
+    def stall(route: Route) -> None:
+        stalled.append(route)
+
     first, second = line.waiting[:2]
-    page.tab.route(f"**/labels/pictures/{second}*", lambda route: stalled.append(route))
+    page.tab.route(f"**/labels/pictures/{second}*", stall)
     page.tab.reload()
     assert asked(page) == first
     page.tab.keyboard.press("1")
@@ -366,6 +371,7 @@ def test_the_first_label_asks_who_gives_it(browser: Page, line: Line) -> None:
     tab = context.new_page()
     tab.goto(f"{line.running.url}/labels/")
     expect(tab.locator("#waiting")).to_have_text("Es warten: 6")
+    tab.get_by_role("img").evaluate("picture => picture.decode()")
     tab.keyboard.press("1")
     tab.get_by_label("Name").fill("anna")
     tab.get_by_label("Passwort").fill(PASSWORD)
@@ -407,6 +413,75 @@ def test_a_verdict_is_overruled_on_the_line_s_page_and_gets_its_class_there(
     assert "overruled" in line.history[-1]["images"][0]["doubts"]
 
 
+def test_wrong_is_said_of_the_image_that_is_seen_whatever_comes_meanwhile(
+    page: Page, line: Line
+) -> None:
+    stalled: list[Route] = []
+
+    def stall(route: Route) -> None:
+        stalled.append(route)
+
+    page.open(f"{line.running.url}/line/")
+    verdict = line.inspect(0, name="seen.png")
+    expect(page.tab.get_by_role("img", name="seen.png")).to_be_visible()
+    page.tab.route("**/line/pictures/*", stall, times=1)
+    line.inspect(1, name="next.png")
+    page.wait_until(lambda: stalled)
+    page.tab.get_by_role("button", name="Wrong").click()
+    question = page.tab.get_by_role("dialog")
+    expect(question).to_contain_text("seen.png")
+    stalled[0].continue_()
+    for number in range(6):
+        line.inspect(2, name=f"later {number}")
+        expect(page.tab.get_by_role("region", name="Live")).to_contain_text(f"later {number}")
+    expect(question).to_contain_text("seen.png")
+    page.tab.keyboard.press("3")
+    expect(question).to_be_hidden()
+    expect(page.tab.get_by_role("region", name="Live")).to_contain_text("blue, saved")
+    overruled = [each for each in line.history if "overruled" in str(each)]
+    assert [each["images"][0]["image"] for each in overruled[-1:]] == ["seen.png"]
+    assert line.labelled[verdict["kept"]] == "blue"
+
+
+def test_wrong_that_is_not_saved_is_told_in_the_question_and_tried_again(
+    page: Page, line: Line
+) -> None:
+    page.open(f"{line.running.url}/line/")
+    verdict = line.inspect(0, name="seen.png")
+    expect(page.tab.get_by_role("img", name="seen.png")).to_be_visible()
+    page.tab.route("**/labels/overrule", lambda route: route.abort(), times=1)
+    page.tab.keyboard.press("w")
+    question = page.tab.get_by_role("dialog")
+    expect(question.get_by_role("alert")).to_contain_text("Not saved")
+    assert page.violations() == []
+    question.get_by_role("button", name="Try again").click()
+    page.tab.route("**/labels/label", lambda route: route.abort(), times=1)
+    question.get_by_role("button", name="blue").click()
+    expect(question.get_by_role("alert")).to_contain_text("Not saved")
+    question.get_by_role("button", name="Try again").click()
+    expect(question).to_be_hidden()
+    assert line.labelled[verdict["kept"]] == "blue"
+    page.problems.clear()  # the browser logs what is lost
+
+
+def test_enter_after_a_login_on_the_line_s_page_does_not_log_out_again(
+    browser: Page, line: Line
+) -> None:
+    context = browser.tab.context.browser.new_context(locale="en")  # type: ignore[union-attr]
+    tab = context.new_page()
+    tab.goto(f"{line.running.url}/line/")
+    tab.get_by_role("button", name="Log in").click()
+    tab.get_by_label("Name").fill("anna")
+    tab.get_by_label("Password").fill(PASSWORD)
+    tab.keyboard.press("Enter")
+    leave = tab.get_by_role("button", name="Log anna out")
+    expect(leave).to_be_visible()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("fetch('/login').then((answer) => answer.json())")["name"] == "anna"
+    expect(leave).to_be_visible()
+    context.close()
+
+
 def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(
     page: Page, line: Line
 ) -> None:
@@ -415,8 +490,8 @@ def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(
     expect(page.tab.locator("#image")).to_contain_text("part 9.png")
     page.tab.keyboard.press("p")
     for number in range(6):
-        line.inspect(2, name=f"later {number}")
-        expect(page.tab.locator("#label")).to_have_text("blue")
+        with page.tab.expect_response(re.compile(r"/line/state\?held=")):
+            line.inspect(2, name=f"later {number}")
     page.tab.keyboard.press("w")
     expect(page.tab.locator("#overruled")).to_be_visible()
     page.tab.keyboard.press("Escape")
