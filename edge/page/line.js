@@ -44,7 +44,9 @@ function render() {
   list(document.querySelector("#rejects ul"), state.rejects.length ? state.rejects : [null], reject);
   const isTranslated = ({ id }) => `warning_${id}` in words;
   const warnings = state.warnings.filter(isTranslated).map(({ id }) => text(`warning_${id}`));
-  list(at("warnings"), [...state.away.map((sink) => text("away", { sink })), ...warnings], (each) => each);
+  const complaints = [...state.away.map((sink) => text("away", { sink })), ...warnings];
+  list(at("warnings"), complaints, (each) => each);
+  at("warnings").tabIndex = complaints.length ? 0 : -1; // it may have to be scrolled
   const others = state.warnings.filter((warning) => !isTranslated(warning));
   const notices = [...others, ...state.notices].map((each) => each.text);
   list(document.querySelector("#notices ul"), notices.length ? notices : [text("no_notices")], (each) => each);

@@ -47,6 +47,14 @@ class Page:
         """Wait until something holds, while the page and its requests go on."""
         wait_until(condition, meanwhile=lambda: self.tab.wait_for_timeout(10) is None)
 
+    @contextmanager
+    def another(self, **context: Any) -> Iterator["Page"]:
+        """A tab of another person, or one whose clock is moved; `context` as `browse` takes it."""
+        browser = self.tab.context.browser
+        assert browser
+        with browser.new_context(**context) as found:
+            yield Page(found.new_page())
+
     def look(self, *, width: int = 1200, height: int = 900, theme: Any = "light") -> None:
         """Change the window's size and the system's theme."""
         self.tab.set_viewport_size({"width": width, "height": height})

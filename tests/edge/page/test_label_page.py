@@ -266,29 +266,31 @@ def test_no_key_labels_an_image_before_it_is_seen(page: Page, line: Line) -> Non
     page.tab.unroute(f"**/labels/pictures/{second}*")
 
 
-@pytest.mark.parametrize("button", ["Log in", "Later", "Grid"])
+@pytest.mark.parametrize("button", ["Log in", "Later", "Grid", "Language"])
 def test_enter_labels_whatever_was_clicked_last(browser: Page, line: Line, button: str) -> None:
-    context = browser.tab.context.browser.new_context(locale="en")  # type: ignore[union-attr]
-    page = Page(context.new_page())
-    page.open(f"{line.running.url}/labels/")
-    page.tab.get_by_role("button", name="Log in").click()
-    page.tab.get_by_label("Name").fill("anna")
-    page.tab.get_by_label("Password").fill(PASSWORD)
-    page.tab.keyboard.press("Enter")
-    leave = page.tab.get_by_role("button", name="Log anna out")
-    expect(leave).to_be_visible()
-    if button != "Log in":
-        page.tab.get_by_role("button", name=button).click()
-    if button == "Grid":
-        page.tab.get_by_role("button", name=button).click()
-    name = asked(page)
-    page.tab.keyboard.press("Enter")
-    page.wait_until(lambda: name in line.labelled)
-    expect(leave).to_be_visible()
-    page.tab.keyboard.press("Enter")
-    expect(page.tab.get_by_text("Waiting: 4")).to_be_visible()
-    expect(leave).to_be_visible()
-    context.close()
+    with browser.another(locale="en") as page:
+        page.open(f"{line.running.url}/labels/")
+        page.tab.get_by_role("button", name="Log in").click()
+        page.tab.get_by_label("Name").fill("anna")
+        page.tab.get_by_label("Password").fill(PASSWORD)
+        page.tab.keyboard.press("Enter")
+        leave = page.tab.get_by_role("button", name="anna")
+        expect(leave).to_be_visible()
+        if button == "Language":
+            page.tab.get_by_label(button).click()
+            page.tab.get_by_label(button).select_option("de")
+        elif button != "Log in":
+            page.tab.get_by_role("button", name=button).click()
+        if button == "Grid":
+            page.tab.get_by_role("button", name=button).click()
+        name = asked(page)
+        page.tab.keyboard.press("Enter")
+        page.wait_until(lambda: name in line.labelled)
+        expect(leave).to_be_visible()
+        asked(page)
+        page.tab.keyboard.press("Enter")
+        expect(page.tab.get_by_text(re.compile("(Waiting|Es warten): 4"))).to_be_visible()
+        expect(leave).to_be_visible()
 
 
 def test_many_images_at_once_get_a_label_after_a_question_alone(page: Page, line: Line) -> None:
@@ -372,6 +374,10 @@ def test_the_first_label_asks_who_gives_it(browser: Page, line: Line) -> None:
     tab.goto(f"{line.running.url}/labels/")
     expect(tab.locator("#waiting")).to_have_text("Es warten: 6")
     tab.get_by_role("img").evaluate("picture => picture.decode()")
+    tab.keyboard.press("1")
+    tab.get_by_role("button", name="Abbrechen").click()
+    expect(tab.get_by_role("alert")).to_contain_text("Nicht gespeichert")
+    expect(tab.locator("#waiting")).to_have_text("Es warten: 6")
     tab.keyboard.press("1")
     tab.get_by_label("Name").fill("anna")
     tab.get_by_label("Passwort").fill(PASSWORD)
@@ -467,19 +473,17 @@ def test_wrong_that_is_not_saved_is_told_in_the_question_and_tried_again(
 def test_enter_after_a_login_on_the_line_s_page_does_not_log_out_again(
     browser: Page, line: Line
 ) -> None:
-    context = browser.tab.context.browser.new_context(locale="en")  # type: ignore[union-attr]
-    tab = context.new_page()
-    tab.goto(f"{line.running.url}/line/")
-    tab.get_by_role("button", name="Log in").click()
-    tab.get_by_label("Name").fill("anna")
-    tab.get_by_label("Password").fill(PASSWORD)
-    tab.keyboard.press("Enter")
-    leave = tab.get_by_role("button", name="Log anna out")
-    expect(leave).to_be_visible()
-    tab.keyboard.press("Enter")
-    assert tab.evaluate("fetch('/login').then((answer) => answer.json())")["name"] == "anna"
-    expect(leave).to_be_visible()
-    context.close()
+    with browser.another(locale="en") as page:
+        page.open(f"{line.running.url}/line/")
+        page.tab.get_by_role("button", name="Log in").click()
+        page.tab.get_by_label("Name").fill("anna")
+        page.tab.get_by_label("Password").fill(PASSWORD)
+        page.tab.keyboard.press("Enter")
+        leave = page.tab.get_by_role("button", name="Log anna out")
+        expect(leave).to_be_visible()
+        page.tab.keyboard.press("Enter")
+        assert page.ask("fetch('/login').then((answer) => answer.json())")["name"] == "anna"
+        expect(leave).to_be_visible()
 
 
 def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(

@@ -160,25 +160,27 @@ def test_a_held_picture_and_its_decision_stay_together_while_the_line_goes_on(
     expect(page.tab.get_by_role("region", name="Good", exact=True)).to_be_visible()
 
 
-def test_a_decision_is_not_shown_before_its_picture(page: Page, line: Daemon) -> None:
+def test_a_decision_is_not_shown_before_its_picture(browser: Page, line: Daemon) -> None:
     stalled: list[Route] = []
 
     def stall(route: Route) -> None:
         stalled.append(route)
 
-    line.classify(image("scratch"), "part 5.png")
-    expect(page.tab.get_by_role("img", name="part 5.png")).to_be_visible()
-    page.tab.clock.install()  # it would not wait for a picture for ever
-    page.tab.clock.pause_at(time.time() + 3600)
-    page.tab.route("**/line/pictures/*", stall, times=1)
-    line.classify(image("no_defect"), "part 6.png")
-    page.wait_until(lambda: page.tab.clock.run_for(100) or stalled)
-    expect(page.tab.get_by_role("img", name="part 5.png")).to_be_visible()
-    expect(page.tab.get_by_role("region", name="Defect", exact=True)).to_contain_text("scratch")
-    stalled[0].continue_()
-    expect(page.tab.get_by_role("img", name="part 6.png")).to_be_visible()
-    expect(page.tab.get_by_role("region", name="Good", exact=True)).to_be_visible()
-    page.tab.clock.resume()
+    with browser.another(locale="en") as page:
+        page.tab.clock.install()  # a page does not wait for a picture for ever
+        line.classify(image("scratch"), "part 5.png")
+        page.open(f"{line.url}/line/")
+        expect(page.tab.get_by_role("img", name="part 5.png")).to_be_visible()
+        page.tab.clock.pause_at(time.time() + 3600)
+        page.tab.route("**/line/pictures/*", stall, times=1)
+        line.classify(image("no_defect"), "part 6.png")
+        page.wait_until(lambda: page.tab.clock.run_for(100) or stalled)
+        expect(page.tab.get_by_role("img", name="part 5.png")).to_be_visible()
+        decision = page.tab.get_by_role("region", name="Defect", exact=True)
+        expect(decision).to_contain_text("scratch")
+        stalled[0].continue_()
+        expect(page.tab.get_by_role("img", name="part 6.png")).to_be_visible()
+        expect(page.tab.get_by_role("region", name="Good", exact=True)).to_be_visible()
 
 
 @contextmanager
