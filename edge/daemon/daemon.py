@@ -116,7 +116,9 @@ def serve(
                 contextlib.closing(LabelPage(instance.line, pipeline, recent, queue))
             )
             metrics.register(labels.readings)
-        page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift, labels)
+        page = LinePage(
+            instance.line, pipeline, recent, lambda: monitors.drift, labels, dispatcher.away
+        )
         label_routes = labels.routes if labels else ()
         pages = [*page.routes, *label_routes]
         app = App(pipeline, metrics, access, pages, Logins(Accounts(instance.state)))

@@ -109,6 +109,10 @@ class Dispatcher:
             (self._outbox.pending(each.name) for each in self._running if self._outbox), default=0
         )
 
+    def away(self) -> list[str]:
+        """Names of sinks whose receivers take no outcomes; waits for nothing."""
+        return [each.name for each in self._running if not each.delivery.up]
+
     def readings(self) -> Iterator[Reading]:
         """Backlog, state and counts of each sink, for Prometheus."""
         outbox = self._outbox

@@ -5,7 +5,7 @@ The image stays for as long as that can be undone.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -32,7 +32,7 @@ from edge.uncertainty.image_retention import (
     encode,
 )
 
-UNDOABLE = 20  # labellings, the newest
+UNDOABLE = 20  # labellings, the newest of each person
 _SIDECAR = ".json"
 
 
@@ -147,25 +147,24 @@ class LabelQueue:
                     right.append(image.verdict == labelling.label)
         return right, len(waiting)
 
-    def label(self, names: Iterable[str], label: str | None, person: str) -> Labelling | None:
+    def label(self, names: Iterable[str], label: str | None, person: str) -> tuple[str, ...]:
         """Give images, by the names of their files, a label, or with None lay them aside:
         they shall teach nothing.
 
-        Those that do not wait any more are left out; None if all are. EdgeNodeError, and nothing
-        has changed, when the disk fails.
+        Return those that have it now. Others do not wait any more, and stay as they are.
+        EdgeNodeError, and nothing has changed, when the disk fails.
         """
         self._refresh()
-        wanted = [
-            self._images[name].found
-            for name in dict.fromkeys(map(_stem, names))
-            if name in self._images
-        ]
+        asked = list(dict.fromkeys(names))
+        stems = dict.fromkeys(map(_stem, asked))
+        wanted = [self._images[stem].found for stem in stems if stem in self._images]
         wanted = [image for image in wanted if not self._is_labelled(image)]
+        repeated = self._given_before(asked, label, person)
         with disk.writing(self._target):
             self._folder.finish(self.history.newest)
             images = [self._prepare(image, label) for image in wanted]
             if not (there := tuple(each for each in images if each)):
-                return None
+                return repeated
             if label:
                 self._folder.settle(label)
             labelling = Labelling(
@@ -173,9 +172,26 @@ class LabelQueue:
             )
             self.history.add(labelling)
             self._folder.finish(labelling)
-        final = chain.from_iterable(each.images for each in islice(self.history, UNDOABLE, None))
+        final = chain.from_iterable(
+            each.images for each in islice(self._own(person), UNDOABLE, None)
+        )
         self._retention.delete(image.kept for image in final)
-        return labelling
+        return (*repeated, *(image.kept for image in there))
+
+    def _own(self, person: str) -> Iterator[Labelling]:
+        """A person's labellings that stand, the newest first."""
+        return (each for each in self.history if each.person == person)
+
+    def _given_before(self, names: list[str], label: str | None, person: str) -> tuple[str, ...]:
+        """Return the images to which this person's newest labelling has given this label.
+
+        A page whose answer was lost on the way asks again: its label is saved, not too late.
+        """
+        newest = next(self._own(person), None)
+        if newest is None or newest.label != label:
+            return ()
+        given = {image.kept for image in newest.images}
+        return tuple(name for name in names if name in given)
 
     def overrule(self, inspection: Inspection) -> str:
         """Have an image that was just inspected wait before all others; the name of its file.
@@ -190,18 +206,18 @@ class LabelQueue:
         return name
 
     def undo(self, person: str) -> Labelling:
-        """Take the newest labelling back: its images wait again.
+        """Take a person's own newest labelling back: its images wait again.
 
         UsageError when there is none, or its images are not kept any more; EdgeNodeError when the
         disk fails.
         """
-        newest = next(iter(self.history), None)
+        newest = next(self._own(person), None)
         folder = self._retention.folder
         if newest is None or not all((folder / image.kept).exists() for image in newest.images):
             raise UsageError(
-                "there is no label that can be undone",
-                f"only the newest {UNDOABLE} can, while their images are kept: move others by "
-                f"hand in {self._target}",
+                f"there is no label of {person} that can be undone",
+                f"only a person's own newest {UNDOABLE} can, while their images are kept: move "
+                f"others by hand in {self._target}",
             )
         with disk.writing(self._target):
             self._folder.finish(self.history.newest)

@@ -28,6 +28,12 @@ export class Grid {
     return this.#selected.size ? this.#images.filter(({ kept }) => this.#selected.has(kept)) : current ? [current] : [];
   }
 
+  /** Whether what labels are given to was seen: it was selected, or its picture is there. */
+  get isSeen() {
+    const picture = this.#cells.get(this.#images[this.#current]?.kept)?.firstChild;
+    return this.#selected.size > 0 || Boolean(picture?.complete && picture.naturalWidth);
+  }
+
   get selected() {
     return this.#selected.size;
   }

@@ -61,9 +61,13 @@ class WaitingImages(TypedDict):
 
 
 class LabelledCount(TypedDict):
-    """How many images have got a label."""
+    """How many images have the label now, on the disk."""
 
     labelled: Annotated[int, Meta(ge=0)]
+    gone: Annotated[
+        Sequence[str],
+        Meta(description="Images that got none: they have another already, or are kept no more"),
+    ]
 
 
 class TakenBack(TypedDict):
@@ -111,7 +115,7 @@ _LABEL = Operation(
     body={JSON: Labels},
 )
 _UNDO = Operation(
-    "Take the newest label back; needs a login",
+    "Take one's own newest label back; needs a login",
     {200: told(TakenBack, "Done"), **refused({409: "There is none"})},
     body={JSON: dict[str, Any]},
 )
@@ -278,8 +282,9 @@ class LabelPage:
             partial(self._queue.label, given.images, given.label, user_of(request).name)
         )
         self._thread.submit(self._measure)
-        labelled = len(done.images) if done else 0
-        return json_response({"labelled": labelled})
+        gone = [name for name in dict.fromkeys(given.images) if name not in done]
+        answer: LabelledCount = {"labelled": len(done), "gone": gone}
+        return json_response(answer)
 
     async def _undo(self, request: Request) -> Response:
         undone = await self._do(partial(self._queue.undo, user_of(request).name))

@@ -1,8 +1,10 @@
-import { age, ask, at, classButtons, isForPage, language, list, loadWords, number, percent, show, text, words } from "../page/words.js";
+import { age, ask, at, build, classButtons, isForPage, keepFocus, language, list, loadWords, number, percent, show, text, words } from "../page/words.js";
 import { Login } from "../page/login.js";
 
 const POLL = 500; // milliseconds between two looks at the line
 const QUIET = 4000; // milliseconds between two spoken decisions
+const PATIENCE = 2000; // milliseconds for which a verdict waits for its picture
+const IDLE = 10; // seconds without an image after which a line is not shown as live, if its images do not take longer
 
 const dialog = at("details");
 const overruled = at("overruled");
@@ -12,7 +14,11 @@ let answered = Date.now(); // when it did, by this machine's clock
 let isBegun = false;
 let isLost = false;
 let isHeld = false;
-let held = null; // the verdict whose picture is shown
+let shown = null; // the verdict or failure that is seen, with its picture
+let isLoading = false; // a picture
+let disputed = null; // the verdict that a person does not believe, and the name of its image once it is kept
+let attempt = null; // what is tried again if it fails
+let saved = null; // the label that was given last
 let spoken = { what: "", when: 0 };
 
 // What is shown
@@ -28,64 +34,100 @@ function describe(verdict) {
 }
 
 function render() {
-  const { model, last } = state;
+  const { model } = state;
   document.title = text("title", { line: state.line });
   show(at("line"), document.title);
   show(at("model"), text("model", model));
   renderConnection();
-  renderVerdict();
+  present();
   renderFigures();
   list(document.querySelector("#rejects ul"), state.rejects.length ? state.rejects : [null], reject);
   const isTranslated = ({ id }) => `warning_${id}` in words;
-  list(at("warnings"), state.warnings.filter(isTranslated), ({ id }) => text(`warning_${id}`));
+  const warnings = state.warnings.filter(isTranslated).map(({ id }) => text(`warning_${id}`));
+  const complaints = [...state.away.map((sink) => text("away", { sink })), ...warnings];
+  list(at("warnings"), complaints, (each) => each);
+  at("warnings").tabIndex = complaints.length ? 0 : -1; // it may have to be scrolled
   const others = state.warnings.filter((warning) => !isTranslated(warning));
   const notices = [...others, ...state.notices].map((each) => each.text);
   list(document.querySelector("#notices ul"), notices.length ? notices : [text("no_notices")], (each) => each);
   at("heat").hidden = !model.has_heat;
   at("overrule").hidden = at("labels").hidden = at("login").hidden = !state.labels;
-  if (!isHeld) held = last;
-  at("overrule").disabled = !held;
-  if (held) showPicture(held);
+  show(at("saved"), saved ? text("saved", saved) : "");
 }
 
 function renderConnection() {
-  const status = isLost ? "lost" : state.state;
+  const newest = state.failure ?? state.last;
+  const silence = newest ? secondsSince(newest) : 0;
+  const pace = state.per_minute ? 60 / state.per_minute : 0; // seconds from one image to the next
+  const isIdle = silence > Math.max(IDLE, 3 * pace);
+  const status = isLost ? "lost" : state.state === "ready" && isIdle ? "idle" : state.state;
   at("connection").dataset.state = status;
-  document.body.classList.toggle("lost", isLost);
-  const since = isLost ? `: ${age((Date.now() - answered) / 1000)}` : "";
-  show(at("connection"), text(status) + since);
+  document.body.classList.toggle("old", isLost || isIdle);
+  const since = isLost ? (Date.now() - answered) / 1000 : silence;
+  show(at("connection"), status === "lost" || status === "idle" ? `${text(status)}: ${age(since)}` : text(status));
 }
 
+/** By the line's clock. */
+function secondsSince({ time }) {
+  return (Date.parse(state.time) - Date.parse(time)) / 1000;
+}
+
+/** Show the newest verdict, or the one that is held, together with its picture: neither changes without the other. */
+async function present() {
+  const wanted = isHeld && shown ? shown : state.failure ?? state.last;
+  const address = wanted && !wanted.error ? `pictures/${wanted.id}${at("heat").ariaPressed === "true" ? "?heat=1" : ""}` : "";
+  const isSame = wanted?.id === shown?.id && address === at("picture").dataset.address;
+  if (isSame) shown = wanted; // doubts may have come to it
+  if (isSame || isLoading) {
+    renderVerdict();
+    return;
+  }
+  isLoading = true;
+  const picture = await load(address);
+  isLoading = false;
+  if (isHeld && shown && wanted.id !== shown.id) return; // it was held meanwhile
+  shown = wanted;
+  picture.dataset.address = address;
+  at("picture").replaceWith(picture);
+  renderVerdict();
+  present(); // there may be a newer one
+}
+
+/** A picture, once it can be seen; hidden if the line holds it no more, or until it comes if that takes too long. */
+async function load(address) {
+  const picture = build("img", { id: "picture", alt: "", hidden: "" });
+  if (!address) return picture;
+  picture.src = address;
+  const coming = picture.decode().then(() => { picture.hidden = false; }, () => {});
+  await Promise.race([coming, new Promise((resume) => setTimeout(resume, PATIENCE))]);
+  return picture;
+}
+
+const decisionOf = (outcome) => (!outcome ? "waiting" : outcome.error ? "failure" : decide(outcome));
+
 function renderVerdict() {
-  const { last, failure } = state;
-  const decision = failure ? "failure" : last ? decide(last) : "waiting";
+  const decision = decisionOf(shown);
+  const verdict = shown && !shown.error ? shown : null;
   at("verdict").className = `verdict ${decision}`;
   show(at("decision"), text(decision));
-  show(at("label"), failure || !last ? "" : last.label); // a failure's error names its image
-  show(at("confidence"), failure || !last ? "" : text("confidence", { confidence: percent(last.confidence) }));
-  const reasons = failure ? [failure.error, failure.remedy]
-    : last ? [...(last.taught ? [] : [text("untaught")]), ...last.doubts.map((doubt) => text(`doubt_${doubt}`))] : [];
-  list(at("doubts"), reasons, (reason) => reason);
-  const newest = failure ?? last;
-  const seconds = newest ? (Date.parse(state.time) - Date.parse(newest.time)) / 1000 : 0;
-  show(at("when"), newest ? text("when", { age: age(seconds) }) : "");
-  speak(decision, failure || !last ? text(decision) : `${text(decision)}: ${last.label}`);
+  show(at("label"), verdict?.label ?? ""); // a failure's error names its image
+  at("label").style.setProperty("--letters", verdict?.label.length ?? 0);
+  show(at("confidence"), verdict ? text("confidence", { confidence: percent(verdict.confidence) }) : "");
+  const doubts = verdict ? [...(verdict.taught ? [] : [text("untaught")]), ...verdict.doubts.map((doubt) => text(`doubt_${doubt}`))] : [];
+  list(at("doubts"), shown?.error ? [shown.error, shown.remedy] : doubts, (reason) => reason);
+  const when = shown ? text("when", { age: age(secondsSince(shown)) }) : "";
+  show(at("when"), isHeld ? `${text("held")} · ${when}` : when);
+  at("picture").alt = verdict ? describe(verdict) : "";
+  show(at("image"), at("picture").alt);
+  at("image").title = at("picture").alt;
+  at("overrule").disabled = !verdict;
+  speak(decision, verdict ? `${text(decision)}: ${verdict.label}` : text(decision));
 }
 
 function speak(decision, sentence) {
   if (decision === "good" || spoken.what === sentence || Date.now() - spoken.when < QUIET) return;
   spoken = { what: sentence, when: Date.now() };
   at("spoken").textContent = sentence;
-}
-
-function showPicture(verdict) {
-  const picture = at("picture");
-  const address = `pictures/${verdict.id}${at("heat").ariaPressed === "true" ? "?heat=1" : ""}`;
-  if (picture.dataset.address === address) return;
-  picture.dataset.address = address;
-  picture.src = address;
-  picture.alt = describe(verdict);
-  show(at("image"), picture.alt);
 }
 
 function renderFigures() {
@@ -153,7 +195,8 @@ function open(verdict) {
 async function look() {
   try {
     if (!isBegun) await prepare();
-    state = await ask(isHeld && held ? `state?held=${held.id}` : "state");
+    const held = disputed ?? (isHeld ? shown : null);
+    state = await ask(held ? `state?held=${held.id}` : "state");
     isLost = false;
     render();
     answered = Date.now();
@@ -177,26 +220,47 @@ function toggle(button) {
   if (state) render();
 }
 
-/** Have the image that is shown wait before all others for its label, and ask for that. */
-async function overrule() {
-  const kept = await tell("../labels/overrule", { id: held.id });
-  if (!kept) return;
-  const choose = async (label) => {
-    if (await tell("../labels/label", { images: [kept.kept], label })) overruled.close();
-  };
-  overruled.querySelector(".classes").replaceChildren(...classButtons(state.labels, choose));
-  at("overruled-picture").src = `../labels/pictures/${kept.kept}`;
+/** Have the image that is seen now wait before all others for its label, whatever comes meanwhile, and ask for that. */
+function overrule() {
+  disputed = { id: shown.id, image: shown.image };
+  saved = null;
+  overruled.querySelector(".classes").replaceChildren();
+  show(at("overruled-about"), describe(shown));
+  show(at("kept"), "");
+  at("overruled-picture").src = at("picture").src;
   overruled.showModal();
+  change(async () => {
+    const kept = await login.send("POST", "../labels/overrule", { id: disputed.id });
+    if (!kept) return overruled.close();
+    disputed.kept = kept.kept;
+    show(at("kept"), text("kept"));
+    overruled.querySelector(".classes").replaceChildren(...classButtons(state.labels, label));
+  });
 }
 
-/** Send a change; what hinders it is told. */
-async function tell(path, content) {
+function label(name) {
+  const { kept, image } = disputed;
+  change(async () => {
+    const done = await login.send("POST", "../labels/label", { images: [kept], label: name });
+    if (!done) return;
+    if (done.gone.length) throw Object.assign(new Error(text("labels_gone", { count: number(1) })), { isRefused: true });
+    saved = { image, label: name };
+    render();
+    at("spoken").textContent = text("saved", saved);
+    overruled.close();
+  });
+}
+
+/** Change something; what hinders it is told, and it can be tried again unless the line refuses it. */
+async function change(work) {
+  attempt = work;
+  show(at("problem"), "");
+  at("again").hidden = true;
   try {
-    show(at("problem"), "");
-    return await login.send("POST", path, content);
+    await work();
   } catch (error) {
-    show(at("problem"), error.message);
-    return null;
+    show(at("problem"), "isRefused" in error ? error.message : `${text("unsaved")}: ${text("lost")}`);
+    at("again").hidden = Boolean(error.isRefused);
   }
 }
 
@@ -206,12 +270,15 @@ async function prepare() {
   for (const button of [at("heat"), at("hold")]) button.addEventListener("click", () => toggle(button));
   at("overrule").addEventListener("click", overrule);
   document.addEventListener("keydown", (event) => {
-    const place = overruled.open ? overruled : isForPage(event) ? at("live") : null;
+    if (event.repeat) return;
+    const top = [...document.querySelectorAll("dialog[open]")].at(-1); // over which a login may stand
+    const place = top === overruled ? overruled : isForPage(event) ? at("live") : null;
     const button = place?.querySelector(`[aria-keyshortcuts="${CSS.escape(event.key.toLowerCase())}"]`);
     if (button && !button.hidden) button.click();
   });
-  at("picture").addEventListener("load", () => { at("picture").hidden = false; });
-  at("picture").addEventListener("error", () => { at("picture").hidden = true; }); // the line holds it no more
+  at("again").addEventListener("click", () => change(attempt));
+  overruled.addEventListener("close", () => { disputed = null; });
+  keepFocus();
   isBegun = true;
 }
 

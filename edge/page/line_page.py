@@ -35,8 +35,6 @@ class ServedModel(TypedDict):
     """The model that is served."""
 
     bundle: str
-    digest: str
-    federation: str
     method: str
     round: int
     has_heat: Annotated[bool, Meta(description="Whether pictures have heat maps")]
@@ -58,6 +56,10 @@ class LineState(Snapshot):
     state: Literal["ready", "draining", "stalled"]
     model: ServedModel
     warnings: Sequence[ModelWarning]
+    away: Annotated[
+        Sequence[str],
+        Meta(description="Sinks whose receivers take no verdicts now; these wait in the outbox"),
+    ]
     drift: DriftLevel | None
     labels: Annotated[
         Sequence[str] | None,
@@ -101,9 +103,14 @@ class LinePage:
         recent: RecentInspections,
         drift: Callable[[], Drift | None],
         labels: LabelPage | None = None,
+        away: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """With `labels` a verdict can be overruled, and what labels say of the model is shown."""
+        """With `labels` a verdict can be overruled, and what labels say of the model is shown.
+
+        `away` tells the sinks whose receivers take no verdicts.
+        """
         self._labels = labels
+        self._away = away
         self._line = line
         self._pipeline = pipeline
         self._recent = recent
@@ -147,14 +154,13 @@ class LinePage:
             "state": state,
             "model": {
                 "bundle": manifest.id,
-                "digest": model.digest,
-                "federation": manifest.federation,
                 "method": manifest.method,
                 "round": manifest.round,
                 "has_heat": "maps" in manifest.extras,
                 "accuracy": accuracy,
             },
             "warnings": line_warnings(model, pipeline.view, pipeline.prior),
+            "away": self._away(),
             "drift": strayed,
             "labels": classes,
             "field": field,

@@ -2,6 +2,8 @@
 
 import { build } from "./words.js";
 
+const PATIENCE = 60000; // milliseconds for an answer: thousands of images may get a label at once
+
 export class Login {
   #button;
   #words;
@@ -38,13 +40,16 @@ export class Login {
     return this.#attempt;
   }
 
-  /** Send a change as JSON, after a login if need be. An error is the server's words; null if the person gives up. */
+  /** Send a change as JSON, after a login if need be; null if the person gives up.
+
+  An error has the server's words, and with `isRefused` the server will not do it however often it is asked. */
   async send(method, path, content) {
     for (;;) {
       const answer = await fetch(path, {
         method,
         headers: { "Content-Type": "application/json" },
         body: JSON.stringify(content),
+        signal: AbortSignal.timeout(PATIENCE),
       });
       if (answer.ok) return answer.json();
       if (answer.status !== 401) throw await toError(answer);
@@ -74,7 +79,11 @@ export class Login {
     document.body.append(dialog);
     return new Promise((resolve) => {
       cancel.addEventListener("click", () => dialog.close());
-      dialog.addEventListener("close", () => { dialog.remove(); resolve(Boolean(this.name)); });
+      dialog.addEventListener("close", () => {
+        dialog.remove();
+        this.#button.blur(); // the focus came back to it: the next Enter would log out again
+        resolve(Boolean(this.name));
+      });
       form.addEventListener("submit", async (event) => {
         event.preventDefault();
         problem.textContent = "";
@@ -99,5 +108,5 @@ export class Login {
 
 async function toError(answer) {
   const { error, remedy } = await answer.json();
-  return new Error(`${error}: ${remedy}`);
+  return Object.assign(new Error(`${error}: ${remedy}`), { isRefused: answer.status < 500 });
 }

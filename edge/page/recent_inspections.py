@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
@@ -65,16 +65,30 @@ class LatencyTold(TypedDict):
     p95: float
 
 
+class ShownVerdict(Struct, frozen=True, kw_only=True):
+    """What people see of a verdict: without its tiles, which would be most of the message."""
+
+    id: str
+    image: Annotated[str, Meta(description="As its source called it")]
+    label: str
+    confidence: float
+    defect: bool
+    taught: Annotated[bool, Meta(description="Whether this plant ever taught the label")]
+    doubts: tuple[str, ...]
+    bundle: str
+    time: str
+
+
 class Snapshot(TypedDict):
     """What there is to see of recent inspections."""
 
-    last: Verdict | None
+    last: ShownVerdict | None
     failure: Annotated[Failure | None, Meta(description="If the last image could not be inspected")]
     counts: CountsTold
     per_minute: Annotated[float, Meta(description="Images in the last minute")]
     latency: LatencyTold | None
     rejects: Annotated[
-        Sequence[Verdict],
+        Sequence[ShownVerdict],
         Meta(max_length=REJECTS, description="The last defects, the newest first"),
     ]
     notices: Annotated[
@@ -173,7 +187,7 @@ class RecentInspections:
                 told = {"median": latency.median, "p95": latency.p95}
             counts = self._counts
             return {
-                "last": last and last.verdict,
+                "last": last and _shown(last.verdict),
                 "failure": self._failure,
                 "counts": {
                     "images": counts.images,
@@ -183,7 +197,9 @@ class RecentInspections:
                 },
                 "per_minute": recent * 60 / WINDOW,
                 "latency": told,
-                "rejects": [each.verdict for each in islice(reversed(self._rejects), REJECTS)],
+                "rejects": [
+                    _shown(each.verdict) for each in islice(reversed(self._rejects), REJECTS)
+                ],
                 "notices": [*reversed(self._notices)],
             }
 
@@ -196,6 +212,20 @@ class RecentInspections:
         """One of the last defects."""
         with self._lock:
             return next((each for each in self._rejects if each.verdict.id == id_), None)
+
+
+def _shown(verdict: Verdict) -> ShownVerdict:
+    return ShownVerdict(
+        id=verdict.id,
+        image=verdict.image,
+        label=verdict.label,
+        confidence=verdict.confidence,
+        defect=verdict.defect,
+        taught=verdict.taught,
+        doubts=verdict.doubts,
+        bundle=verdict.bundle,
+        time=verdict.time,
+    )
 
 
 def _percentiles(milliseconds: list[float]) -> Latency:

@@ -62,6 +62,19 @@ export function isForPage(event) {
   return !(event.ctrlKey || event.altKey || event.metaKey || elsewhere);
 }
 
+/** Have what a pointer presses or chooses not keep the focus: the next Enter is for the page, not for what was clicked last. */
+export function keepFocus() {
+  let isPointer = false;
+  document.addEventListener("keydown", () => { isPointer = false; });
+  document.addEventListener("mousedown", (event) => {
+    isPointer = true;
+    if (!event.target.closest("button")) return;
+    event.preventDefault();
+    document.activeElement.closest("button, select")?.blur();
+  });
+  document.addEventListener("change", ({ target }) => { if (isPointer) target.blur(); });
+}
+
 /** Buttons for classes, the first nine with a key each, which `choose` is called with. */
 export function classButtons(classes, choose) {
   return classes.map((name, place) => {

@@ -1,6 +1,6 @@
 """A real browser for tests: chromium without a window, driven by Playwright."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect, sync_playwright
 
 from tests.support.programs import find_chromium
+from tests.support.waiting import wait_until
 
 # A page on a busy machine may be slow to show what is waited for.
 MILLISECONDS = 120_000
@@ -41,6 +42,18 @@ class Page:
     def ask(self, expression: str) -> Any:
         """What an expression of JavaScript gives."""
         return self.tab.evaluate(expression)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until something holds, while the page and its requests go on."""
+        wait_until(condition, meanwhile=lambda: self.tab.wait_for_timeout(10) is None)
+
+    @contextmanager
+    def another(self, **context: Any) -> Iterator["Page"]:
+        """A tab of another person, or one whose clock is moved; `context` as `browse` takes it."""
+        browser = self.tab.context.browser
+        assert browser
+        with browser.new_context(**context) as found:
+            yield Page(found.new_page())
 
     def look(self, *, width: int = 1200, height: int = 900, theme: Any = "light") -> None:
         """Change the window's size and the system's theme."""

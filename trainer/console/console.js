@@ -1,4 +1,4 @@
-import { Chart, drawTimeline, save } from "./console_charts.js";
+import { Chart, drawTimeline, leftIn, save } from "./console_charts.js";
 import { fillBody, fillHead, renderFacts } from "./console_elements.js";
 import {
   HIDDEN, SHARES, WHOLE, allValues, drawn, format, lastValue, size, spread, titleOf, toCsv, valueText, values,
@@ -10,6 +10,7 @@ const COLOURS = 8;
 const REDRAW = 400; // milliseconds between two times that all is drawn, at least
 const PATIENCE = 12000; // milliseconds without a sign of the console
 const RECENT = 10; // rounds whose durations say how long one takes
+const SLOW = 2; // times what the others take, from which on a node is slow
 
 const known = new Map(); // runs by id, as far as they were fetched
 const charts = new Map(); // by key
@@ -17,6 +18,7 @@ let runs = []; // as the console told them last
 let heard = Date.now(); // when it did
 let chosen = null; // the id of a node
 let isDue = false;
+let listened = 0; // when it was last asked for events
 const login = new Login(at("login"), () => words);
 
 // The runs
@@ -273,21 +275,37 @@ function renderNodes(run, overview) {
   const heads = [text("node"), text("doing"), text("round"), ...keys.map((key) => text(key)), ...(hasBytes ? [text("bytes")] : []), text("last_error"),
     ...(canAct(overview) ? [text("drop")] : [])];
   fillHead(document.querySelector("#nodes thead tr"), heads);
+  const slow = run.nodes.map((_, position) => slowness(run, overview, position));
   const rows = run.nodes.map((name, position) => {
     const { doing, error } = run.status[position];
     const now = overview.kind === "vfl" && doing === "waiting" ? "there" : doing; // sensors do not tell what they do
     const word = doing === "finished" ? "done" : overview.running ? now : "unknown";
     const bytes = run.rows.reduce((sum, row) => sum + (row.values.bytes?.[position] ?? 0), 0);
     const last = run.rows.findLast((row) => (row.values.weight ?? row.values.latency)?.[position] != null)?.round;
-    return [name, text(word), last ? number(last) : "–", ...keys.map((key) => format(key, lastValue(run, key, position))),
+    const state = slow[position] ? text("slow", { doing: text(word), times: number(slow[position], { maximumFractionDigits: 1 }) }) : text(word);
+    return [name, state, last ? number(last) : "–", ...keys.map((key) => format(key, lastValue(run, key, position))),
       ...(hasBytes ? [format("bytes", bytes)] : []), error, ...(canAct(overview) ? [doing !== "refused"] : [])];
   });
   const problem = heads.indexOf(text("last_error"));
   fillBody(document.querySelector("#nodes tbody"), rows, (row, index) => row.map((cell, column) => {
     if (column === 0) return build("td", {}, nodeButton(cell, index));
     if (column > problem) return build("td", {}, ...(cell ? [dropButton(row[0])] : []));
+    if (column === 1 && slow[index]) return build("td", { class: "alarm" }, cell);
     return build("td", column === problem ? { class: "words alarm" } : {}, cell);
   }));
+}
+
+/** How many times as long as the others a node takes, in the open round or in the last one that it was in; 0 if it is not slow. */
+function slowness(run, overview, position) {
+  if (!overview.running || ["absent", "refused", "finished"].includes(run.status[position].doing)) return 0;
+  const key = overview.kind === "vfl" ? "latency" : "counted";
+  const recent = run.rows.slice(-RECENT);
+  const others = recent.flatMap((row) => (row.values[key] ?? []).filter((value, place) => value != null && place !== position));
+  const typical = others.sort((one, other) => one - other)[Math.floor(others.length / 2)];
+  const open = run.rows.findLast((row) => !row.closed && row.opened);
+  const isAwaited = open && open.values[key]?.[position] == null;
+  const takes = Math.max(lastValue(run, key, position) ?? 0, isAwaited ? Date.now() / 1000 - open.opened : 0);
+  return takes > SLOW * typical ? takes / typical : 0;
 }
 
 function nodeButton(name, index) {
@@ -311,7 +329,9 @@ function renderTimeline(run) {
   const canvas = document.querySelector("#timeline canvas");
   at("timeline").hidden = !rows.some((row) => row.values.counted);
   if (at("timeline").hidden) return;
-  canvas.ariaLabel = text("timeline_summary", { from: rows[0].round, to: rows.at(-1).round });
+  const left = run.nodes.filter((_, position) => leftIn(rows.at(-1), position));
+  const words = left.map((name) => `${name}: ${text(leftIn(rows.at(-1), run.nodes.indexOf(name)).why)}`);
+  canvas.ariaLabel = [text("timeline_summary", { from: rows[0].round, to: rows.at(-1).round }), ...words].join("; ");
   const isOpen = overviewOf(run.id)?.running;
   drawTimeline(canvas, run.nodes, rows, isOpen ? Date.now() / 1000 : Math.max(...rows.map((row) => row.closed ?? row.opened)), language);
 }
@@ -365,10 +385,23 @@ function begin() {
     render();
   });
   addEventListener("resize", schedule);
+  let events = listen();
+  setInterval(() => {
+    renderConnection();
+    // The browser asks again after a lost connection, but not after a refusal, nor when a connection is dead and silent.
+    if (Date.now() - Math.max(heard, listened) < PATIENCE) return;
+    events.close();
+    events = listen();
+  }, PATIENCE / 4);
+}
+
+function listen() {
+  listened = Date.now();
   const events = new EventSource("events");
   events.addEventListener("message", (event) => hear(JSON.parse(event.data)));
+  events.addEventListener("alive", () => { heard = Date.now(); schedule(); });
   events.addEventListener("error", schedule);
-  setInterval(renderConnection, PATIENCE / 4);
+  return events;
 }
 
 await loadWords("console_strings.json", () => { fillRuns(); login.render(); render(); });

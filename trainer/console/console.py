@@ -155,7 +155,7 @@ class Console:
                     sent = state
                     said_at = self._clock()
                 elif self._clock() - said_at > _HEARTBEAT:
-                    yield b":\n\n"
+                    yield b"event: alive\ndata: 1\n\n"  # a comment would not reach the page
                     said_at = self._clock()
                 await asyncio.sleep(_EVERY)
         except EdgeNodeError as error:  # the page asks again

@@ -169,7 +169,16 @@ export class Chart {
   }
 }
 
-/** What each node did in these rows: one row a node, training and sending as bars. */
+/** Since when, and why, a node has no part in a round any more; null if it has. */
+export function leftIn(row, index) {
+  for (const why of ["refused", "absent"]) {
+    const seconds = row.values[why]?.[index];
+    if (seconds != null) return { why, time: row.opened + seconds };
+  }
+  return null;
+}
+
+/** What each node did in these rows: one row a node, training and sending as bars, and a line from when it was gone. */
 export function drawTimeline(canvas, nodes, rows, now, locale) {
   const begin = rows[0].opened;
   const end = Math.max(...rows.map((row) => row.closed ?? now));
@@ -183,7 +192,7 @@ export function drawTimeline(canvas, nodes, rows, now, locale) {
   const context = canvas.getContext("2d");
   context.scale(devicePixelRatio, devicePixelRatio);
   context.font = font(letters);
-  const [soft, text, grid, train, net] = ["soft", "text", "grid", "train", "net"].map(colour);
+  const [soft, text, grid, train, net, alarm] = ["soft", "text", "grid", "train", "net", "alarm"].map(colour);
   const at = (time) => names + (time - begin) / (end - begin || 1) * (width - names - 4);
   let free = 0; // where the next round's number has room
   for (const row of rows) {
@@ -205,13 +214,16 @@ export function drawTimeline(canvas, nodes, rows, now, locale) {
       const trained = row.values.offered?.[index] ?? row.values.counted?.[index];
       const counted = row.values.counted?.[index];
       const close = row.closed ?? now;
-      const bar = (from, to, ink) => {
+      const bar = (from, to, ink, height = 0.7) => {
         context.fillStyle = ink;
-        context.fillRect(at(from), y + 0.15 * pitch, Math.max(at(Math.min(to, end)) - at(from), 1), 0.7 * pitch);
+        context.fillRect(at(from), y + (0.5 - height / 2) * pitch, Math.max(at(Math.min(to, end)) - at(from), 1), height * pitch);
       };
-      if (trained == null && (row.closed || row.values.weight?.[index] != null)) continue; // it had no part in it
-      bar(row.opened, trained == null ? close : row.opened + trained, train);
-      if (trained != null) bar(row.opened + trained, counted == null ? close : row.opened + counted, net);
+      const left = leftIn(row, index);
+      const last = left ? Math.min(left.time, close) : close;
+      if (left) bar(last, close, left.why === "refused" ? alarm : soft, 0.15);
+      if (trained == null && (left ? last <= row.opened : row.closed || row.values.weight?.[index] != null)) continue; // it had no part in it
+      bar(row.opened, trained == null ? last : row.opened + trained, train);
+      if (trained != null) bar(row.opened + trained, counted == null ? Math.max(last, row.opened + trained) : row.opened + counted, net);
     }
   });
 }

@@ -4,7 +4,7 @@ import { number, percent, words } from "../page/words.js";
 
 const MEGABYTES = new Set(["bytes", "bytes_up", "bytes_down"]);
 export const SHARES = new Set(["accuracy", "accuracy_all", "accuracy_others", "new_accuracy"]);
-export const HIDDEN = new Set(["bytes", "offered"]); // measures without a chart of their own
+export const HIDDEN = new Set(["bytes", "offered", "absent", "refused"]); // measures without a chart of their own
 export const WHOLE = ["new_accuracy", "new_rmse", "loss", "rmse", "seconds", "bytes_up", "bytes_down"]; // of a round
 
 export function format(key, value) {

@@ -17,7 +17,7 @@ from trainer.federation.server.spec import flat_settings
 from trainer.methods import make
 
 # the page has words for these
-_OWN = ("accuracy", "accuracy_all", "weight", "bytes", "offered", "counted")
+_OWN = ("accuracy", "accuracy_all", "weight", "bytes", "offered", "counted", "absent", "refused")
 
 
 class FederationFolder:

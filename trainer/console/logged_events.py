@@ -62,6 +62,16 @@ def _put_values(run: RunHistory, time: float, event: AnyEvent) -> None:
             run.elapsed(round_, node, "counted", time)
         case Measured(node=node, round=round_, metrics=metrics):
             run.put(round_, node, metrics)
+        case NodeLost(node=node, round=round_):
+            run.elapsed(round_, node, "absent", time)
+        case NodeRefused(node=node, round=round_) if node in run.status:
+            run.elapsed(round_, node, "refused", time)
+        case RoundOpened(round=round_):
+            for node, status in run.status.items():
+                if status.doing in ("absent", "refused"):
+                    run.elapsed(round_, node, status.doing, time)
+        case NodeJoined(node=node):
+            run.come_back(node)
         case RoundClosed(round=round_):
             run.row(round_).whole |= {"bytes_up": event.bytes_up, "bytes_down": event.bytes_down}
 

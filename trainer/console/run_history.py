@@ -139,6 +139,17 @@ class RunHistory:
         if position >= len(known := row.values.get(key, [])) or known[position] is None:
             self.put(round_, node, {key: max(0.0, time - row.opened)})
 
+    def come_back(self, node: str) -> None:
+        """Note that a node has a part in the newest round again."""
+        position = self._position(node)
+        if self.newest not in self._rows:
+            return
+        row = self.row(self.newest)
+        for why in ("absent", "refused"):
+            known = row.values.get(why, [])
+            if position < len(known):
+                known[position] = None
+
     def set_status(self, node: str, doing: str, time: float, error: str = "") -> None:
         """Note what a node does from now on; who has finished has nothing more to do."""
         self._position(node)

@@ -202,7 +202,10 @@ def test_a_label_waits_for_no_picture(
                 pictures.append(asyncio.create_task(client.get(f"/labels/pictures/{one}")))
                 await asyncio.sleep(0)
             labels = {"images": [one], "label": None}
-            assert (await client.post("/labels/label", json=labels)).json() == {"labelled": 1}
+            assert (await client.post("/labels/label", json=labels)).json() == {
+                "labelled": 1,
+                "gone": [],
+            }
             goes_on.set()
             return [answer.status_code for answer in await asyncio.gather(*pictures)]
 

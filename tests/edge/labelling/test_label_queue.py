@@ -146,15 +146,46 @@ def test_undo_takes_the_newest_back_and_so_on_through_a_restart(plant: Plant) ->
     names = [str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL)]
     plant.queue.label(names[:1], "red", "anna")
     plant.queue.label(names[1:], "green", "anna")
-    assert [image.kept for image in plant.queue.undo("ben").images] == names[1:]
+    assert [image.kept for image in plant.queue.undo("anna").images] == names[1:]
     assert sorted(plant.waiting) == names[1:]
     plant.restart()
     assert plant.labelled == {names[0]: "red"}
-    plant.queue.undo("ben")
+    plant.queue.undo("anna")
     assert (plant.labelled, sorted(plant.waiting)) == ({}, names)
     assert [entry["action"] for entry in plant.history()] == ["label", "label", "undo", "undo"]
     with pytest.raises(UsageError, match="undone"):
-        plant.queue.undo("ben")
+        plant.queue.undo("anna")
+
+
+def test_a_person_undoes_their_own_labels_alone_though_others_have_given_many_since(
+    plant: Plant,
+) -> None:
+    mine, *others = [
+        str(verdict.kept) for verdict in plant.inspect(*[DOUBTFUL[0]] * (UNDOABLE + 2))
+    ]
+    plant.queue.label([mine], "red", "anna")
+    for name in others:
+        plant.queue.label([name], "green", "ben")
+    with pytest.raises(UsageError, match="cara"):
+        plant.queue.undo("cara")
+    assert [image.kept for image in plant.queue.undo("anna").images] == [mine]
+    assert (plant.waiting, mine in plant.labelled) == ([mine], False)
+    plant.restart()
+    assert plant.queue.undo("ben").person == "ben"
+    with pytest.raises(UsageError, match="anna"):
+        plant.queue.undo("anna")
+
+
+def test_a_label_that_is_given_again_since_its_answer_was_lost_is_saved_and_not_too_late(
+    plant: Plant,
+) -> None:
+    first, second, third = [str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL)]
+    plant.queue.label([first, second], "red", "anna")
+    assert plant.queue.label([first, second], "red", "anna") == (first, second)
+    assert set(plant.queue.label([second, third], "red", "anna")) == {second, third}
+    assert plant.queue.label([third], "green", "anna") == ()
+    assert plant.queue.label([third], "red", "ben") == ()
+    assert [len(entry["images"]) for entry in plant.history()] == [2, 1]
 
 
 def test_a_label_that_can_be_undone_no_more_makes_room_for_other_images(plant: Plant) -> None:
@@ -185,7 +216,7 @@ def test_an_image_is_labelled_once_and_what_is_gone_is_left_out(plant: Plant) ->
     first, second = (str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2]))
     plant.queue.label([first, first], "red", "anna")
     (plant.kept / second).unlink()
-    assert plant.queue.label([first, second, "../../etc/passwd", "no"], "green", "ben") is None
+    assert plant.queue.label([first, second, "../../etc/passwd", "no"], "green", "ben") == ()
     assert plant.labelled == {first: "red"}
     assert len(plant.history()) == 1
 
@@ -327,7 +358,7 @@ def test_a_part_that_nobody_can_have_seen_has_no_picture_and_no_label(
     assert plant.waiting == [verdict.kept]
     with pytest.raises(ImageError, match=str(verdict.kept)):
         plant.queue.picture(str(verdict.kept), 64)
-    assert plant.queue.label([str(verdict.kept)], "red", "anna") is None
+    assert plant.queue.label([str(verdict.kept)], "red", "anna") == ()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
@@ -353,7 +384,7 @@ def test_a_damaged_history_is_told_and_without_it_no_image_gets_into_a_second_cl
     path.with_name(f"{path.name}.newest").unlink()
     plant.restart()
     assert plant.waiting == [third]
-    assert plant.queue.label([first], "green", "ben") is None
+    assert plant.queue.label([first], "green", "ben") == ()
     assert plant.labelled == {first: "red", second: "green"}
 
 
@@ -441,7 +472,7 @@ def test_a_kill_at_any_step_of_a_label_or_an_undo_neither_loses_nor_doubles_an_i
         plant.queue.label(names, "red", "anna")
 
     def undo() -> None:
-        plant.queue.undo("ben")
+        plant.queue.undo("anna")
 
     labelled = outcomes(plant, names, label, undo)
     assert (labelled[0], labelled[-1], len(labelled) > 10) == ("waiting", "labelled", True)

@@ -8,12 +8,14 @@ import io
 import itertools
 import json
 import re
+import time
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from playwright.sync_api import Download, expect
 from starlette.requests import Request
@@ -30,7 +32,7 @@ from tests.support.waiting import wait_until
 from trainer.console.console import MOST_STREAMS, Console
 from trainer.console.federation_folder import FederationFolder
 from trainer.federation.server.operator_actions import ActionReader
-from trainer.progress import NodeRefused, Note, event_log
+from trainer.progress import NodeLost, NodeRefused, Note, event_log
 
 SOURCES = REPOSITORY / "trainer/console"
 STRINGS: dict[str, dict[str, str]] = json.loads((SOURCES / "console_strings.json").read_text())
@@ -168,7 +170,94 @@ def test_the_timeline_has_a_row_for_each_node(page: Page) -> None:
     height = page.ask("document.querySelector('#timeline canvas').clientHeight")
     assert height >= 3 * 22
     label = page.tab.locator("#timeline canvas").get_attribute("aria-label")
-    assert label == "What each node did in rounds 1 to 6; the table of nodes has the figures"
+    assert "What each node did in rounds 1 to 6; the table of nodes has the figures" in (
+        label or ""
+    )
+
+
+TRAINING = """canvas => {
+  const probe = document.createElement("span");
+  probe.style.color = "var(--train)";
+  document.body.append(probe);
+  const wanted = getComputedStyle(probe).color.match(/\\d+/g).join();
+  probe.remove();
+  const {width, height} = canvas;
+  const end = canvas.getContext("2d").getImageData(width - width / 20, 0, width / 20, height).data;
+  let found = 0;
+  for (let at = 0; at < end.length; at += 4) found += end.slice(at, at + 3).join() === wanted;
+  return found;
+}"""
+
+
+def test_the_timeline_draws_no_node_as_training_that_was_killed_or_dropped(
+    browser: Page, tmp_path: Path
+) -> None:
+    folder = tmp_path / "steel"
+    record_run(folder, nodes=3, rounds=6, contributed=1)
+    with console(tmp_path / "log", folder) as url, disk.lock_folder(folder):
+        browser.open(url)
+        timeline = browser.tab.get_by_role("img", name=re.compile("^What each node did"))
+        expect(timeline).to_be_visible()
+        browser.wait_until(lambda: timeline.evaluate(TRAINING))
+        with (folder / event_log.FILE).open("ab") as log:
+            for event in (
+                NodeLost(node="plant-2", round=6),
+                NodeRefused(node="plant-3", round=6, reason="dropped"),
+            ):
+                log.write(msgspec.json.encode(event_log.Logged(time.time() - 40, event)) + b"\n")
+        told = re.compile("plant-2: absent.*plant-3: left out")
+        expect(browser.tab.get_by_role("img", name=told)).to_be_visible()
+        browser.wait_until(lambda: timeline.evaluate(TRAINING) == 0)
+        assert browser.violations() == []
+
+
+def test_a_node_that_takes_much_longer_than_the_others_is_marked(
+    browser: Page, tmp_path: Path
+) -> None:
+    folder = tmp_path / "steel"
+    record_run(folder, nodes=3, rounds=6, contributed=2)
+    with (
+        console(tmp_path / "log", folder) as url,
+        disk.lock_folder(folder),
+        browser.another(locale="en") as page,
+    ):
+        page.tab.clock.install(time=time.time() + 120)
+        page.open(url)
+        slow = page.tab.get_by_role("row").filter(has_text=re.compile(r"slow: [\d.]+ times"))
+        expect(slow).to_have_count(1)
+        expect(slow).to_contain_text("plant-3")
+        assert page.violations() == []
+
+
+def test_a_console_that_is_there_is_not_called_lost_when_nothing_has_changed_for_long(
+    browser: Page, url: str
+) -> None:
+    with browser.another(locale="en") as page:
+        page.tab.clock.install()
+        page.open(url)
+        expect(page.tab.get_by_role("banner")).to_contain_text("does not run")
+        page.tab.clock.fast_forward(20_000)
+        expect(page.tab.get_by_role("banner")).to_contain_text("does not run")
+
+
+def test_who_watches_a_run_is_told_that_the_console_is_there_though_nothing_changes(
+    state: Path,
+) -> None:
+    page = Console([FederationFolder(state)], itertools.count(step=10).__next__)
+
+    async def run() -> list[bytes]:
+        scope = {"type": "http", "method": "GET", "client": ("192.0.2.1", 1), "user": User("")}
+        response = await page._events(Request(scope))
+        assert isinstance(response, EventStream)
+        found = [await anext(response.body_iterator) for _ in range(2)]
+        await response.body_iterator.aclose()
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        first, second = thread.submit(asyncio.run, run()).result()
+    assert first.startswith(b"data: ")
+    # a browser hands only events with data to the page
+    assert (second.startswith(b"event: alive\n"), b"\ndata: " in second) == (True, True)
 
 
 def test_what_is_shown_can_be_taken_away_as_files(page: Page) -> None:

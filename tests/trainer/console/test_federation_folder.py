@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
@@ -13,7 +14,15 @@ from tests.support.recorded_run import RUN, record_run
 from trainer.console.federation_folder import FederationFolder
 from trainer.console.run_history import RunHistory
 from trainer.federation.server.journal import Journal
-from trainer.progress import Gathering, NodeRefused, Paused, RoundOpened, event_log
+from trainer.progress import (
+    Gathering,
+    NodeJoined,
+    NodeLost,
+    NodeRefused,
+    Paused,
+    RoundOpened,
+    event_log,
+)
 
 OTHER = "f" * 16
 
@@ -59,6 +68,27 @@ def test_an_open_round_shows_who_has_contributed_and_what_the_others_do(tmp_path
     assert (run.stage, run.newest) == ("open", 5)
     assert run.since(0)["rows"][-1].closed is None
     assert len(run.since(0)["rows"][-1].values["weight"]) == 2
+
+
+def test_since_when_a_node_has_no_part_in_a_round_is_told_until_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    record_run(tmp_path, contributed=1)
+    opened = read(tmp_path).runs[RUN].since(0)["rows"][-1].opened
+    with (tmp_path / event_log.FILE).open("ab") as log:
+        for seconds, event in (
+            (20, NodeLost(node="plant-2", round=5)),
+            (30, NodeRefused(node="plant-3", round=5, reason="dropped")),
+        ):
+            log.write(msgspec.json.encode(event_log.Logged(opened + seconds, event)) + b"\n")
+    found = read(tmp_path)
+    assert value(found.runs[RUN], 5, "absent", "plant-2") == pytest.approx(20, abs=0.1)
+    assert value(found.runs[RUN], 5, "refused", "plant-3") == pytest.approx(30, abs=0.1)
+    with event_log.logging(tmp_path, lambda _: None) as report:
+        report(NodeJoined(node="plant-2"))
+    found.refresh()
+    assert value(found.runs[RUN], 5, "absent", "plant-2") is None
+    assert value(found.runs[RUN], 5, "refused", "plant-3") is not None
 
 
 def test_without_a_log_as_earlier_versions_left_none_there_are_the_journal_s_facts(
