@@ -22,7 +22,7 @@ from edge.inference.worker_process import WorkerEndedError, WorkerProcesses
 _LOADING = 60.0  # seconds of the processor in which a model must load, and know its golden image
 _COMPUTING = 10.0  # and in which it must classify an image
 _MODULE = "edge.inference.trial_process"
-_REMEDY = "export the model again, and ask who made it; the line goes on with the one that it has"
+_REMEDY = "export the model again, and ask who made it"
 
 
 class _Load(msgspec.Struct, frozen=True, tag=True):

@@ -34,6 +34,7 @@ from edge.registry.line_record import Event, What
 KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events
 _BAD = 100  # bundles known to have failed, including deleted ones
+_TRIED = KEPT + 2  # bundles known to have passed a trial
 DIGITS = 12
 # in the line's state folder; in the store, locked while the line runs
 _FOLDER = "bundles"
@@ -51,6 +52,7 @@ class State(Struct, frozen=True, kw_only=True):
     # share of doubted verdicts before `active`, for its probation to compare
     doubts: float | None = None
     bad: dict[str, str] = {}  # bundles that failed in service, and how
+    tried: tuple[str, ...] = ()  # whole digests of bundles that a trial has passed, the newest last
     history: tuple[Event, ...] = ()  # the newest last
 
 
@@ -153,6 +155,15 @@ class BundleStore:
     def record_named(self, digest: str) -> None:
         """Record that the command to serve names this bundle."""
         self._change(lambda state: replace(state, named=digest))
+
+    def record_trial(self, digest: str) -> None:
+        """Record that a bundle, by its whole digest, has passed a trial on this machine."""
+
+        def change(state: State) -> State:
+            others = [each for each in state.tried if each != digest]
+            return replace(state, tried=(*others, digest)[-_TRIED:])
+
+        self._change(change)
 
     def record_refusal(self, digest: str, by: str, why: str) -> None:
         """Record that a bundle was not accepted."""
