@@ -134,6 +134,27 @@ def give_to_owner(descriptor: int, folder: Path) -> None:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder for its owner alone, unless it exists. One that root makes is given to the
+    owner of the folder in which it lies.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        folder.mkdir(exist_ok=True)  # raises if it is a file
+        return
+    except FileNotFoundError:
+        make_private(folder.parent)
+        make_private(folder)
+        return
+    # whoever owns the folder around it may have put something else in its place
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        give_to_owner(descriptor, folder.parent)
+    finally:
+        os.close(descriptor)
+
+
 def move_durably(scratch: Path, path: Path) -> None:
     """Move a complete file to `path`: its content is synced to the disk first, then its name."""
     sync(scratch)

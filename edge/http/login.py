@@ -88,7 +88,7 @@ class Accounts:
         """Lock the accounts, and write them as they are left."""
         folder = self.path.parent
         with disk.writing(folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            disk.make_private(folder)
         with disk.writing(folder), disk.lock_briefly(folder):
             accounts = self.read()
             yield accounts

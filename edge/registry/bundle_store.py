@@ -251,10 +251,16 @@ class BundleStore:
     def check_owner(self) -> None:
         """UsageError when the store is another user's:
         its line could not change what we would write there.
+
+        A store that does not exist yet is that of the state folder's owner, if root would make it.
         """
-        if self.folder.exists() and (owner := self.folder.stat().st_uid) != os.geteuid():
+        folder = self.folder
+        if os.geteuid() == 0:
+            line_folders = (folder, *folder.parents[:2])
+            folder = next((each for each in line_folders if each.exists()), folder)
+        if folder.exists() and (owner := folder.stat().st_uid) != os.geteuid():
             raise UsageError(
-                f"{self.folder} is of user {owner}, not yours",
+                f"{folder} is of user {owner}, not yours",
                 "run the command as the line's user: sudo -u USER ...",
             )
 
