@@ -200,14 +200,25 @@ def lock_folder(
     with writing(folder):
         # models and contributions are a plant's secrets
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+")
+    with lock_file(folder / "lock", f"the state folder {folder}", remedy):
+        yield
+
+
+@contextmanager
+def lock_file(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Keep other processes from using `what` a file stands for.
+
+    Raises:
+        UsageError: another process uses it.
+        EdgeNodeError: the file cannot be written.
+    """
+    with writing(path.parent):
+        lock = path.open("a+")
     with lock:
         if not (_try_lock(lock) or _try_lock(lock, after=_GLANCE)):
             lock.seek(0)
-            raise UsageError(
-                f"the state folder {folder} is used by process {lock.read().strip() or '?'}", remedy
-            )
-        with writing(folder):
+            raise UsageError(f"{what} is used by process {lock.read().strip() or '?'}", remedy)
+        with writing(path.parent):
             lock.truncate(0)
             # nothing is left for `close`, whose error names no file
             os.write(lock.fileno(), b"%d" % os.getpid())

@@ -37,7 +37,9 @@ function render() {
   renderFigures();
   list(document.querySelector("#rejects ul"), state.rejects.length ? state.rejects : [null], reject);
   const isTranslated = ({ id }) => `warning_${id}` in words;
-  list(at("warnings"), state.warnings.filter(isTranslated), ({ id }) => text(`warning_${id}`));
+  const warnings = state.warnings.filter(isTranslated).map(({ id }) => id);
+  if (state.labels_damaged) warnings.push("labels_damaged");
+  list(at("warnings"), warnings, (id) => text(`warning_${id}`));
   const others = state.warnings.filter((warning) => !isTranslated(warning));
   const notices = [...others, ...state.notices].map((each) => each.text);
   list(document.querySelector("#notices ul"), notices.length ? notices : [text("no_notices")], (each) => each);
