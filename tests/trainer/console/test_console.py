@@ -171,6 +171,14 @@ def test_the_timeline_has_a_row_for_each_node(page: Page) -> None:
     assert label == "What each node did in rounds 1 to 6; the table of nodes has the figures"
 
 
+def test_no_cell_of_a_file_is_a_formula_to_a_spreadsheet(page: Page) -> None:
+    written = page.ask(
+        """import("./console_values.js").then(({ toCsv }) =>
+          toCsv(["=1", "a;=1"], [["\\u00a0=1", -1]]).text())"""
+    )
+    assert list(csv.reader(io.StringIO(written))) == [["'=1", "a;'=1"], ["'\u00a0=1", "-1"]]
+
+
 def test_what_is_shown_can_be_taken_away_as_files(page: Page) -> None:
     rows = list(csv.DictReader(io.StringIO(download(page, "#csv"))))
     assert len(rows) == 6 * 3
