@@ -284,12 +284,13 @@ class Rollout:
         doubts = self._probation.before if self._probation else self._doubtful.value
         with self._verified(digest, accept_older=accept_older) as (found, expiry_dates):
             sample = self._sample.inputs_of(running)
-            self._trial.check(found, inputs_for(found.manifest, sample))
+            tried = self._trial.check(found, inputs_for(found.manifest, sample))
             self.store.record_trial(found.digest)
             model = Model.from_bundle(found, self._threads, expiry_dates)
             findings = [
                 _signature_finding(expiry_dates),
-                *assess_candidate(model, running, sample, self.gate),
+                # what it has not computed in its trial it shall not compute here either
+                *assess_candidate(model, running, sample[:tried], self.gate, self._stop),
             ]
             self._check_class_names(model)
             texts = [each.text for each in findings]
