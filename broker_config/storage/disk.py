@@ -9,7 +9,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TextIO
@@ -172,13 +172,17 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def lock_briefly(folder: Path) -> Iterator[None]:
-    """Wait until no other thread or process changes what this lock protects in a folder.
+def lock_briefly(lock: Path) -> Iterator[None]:
+    """Wait until no other thread or process changes what this file protects.
 
-    The lock is the folder itself: unlike `lock_folder` it excludes nobody who uses the folder.
-    Locking it again inside waits for ever. OSError if it cannot be opened.
+    It is made if need be, and stays. Locking it again inside waits for ever. OSError if it cannot
+    be opened.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(FileExistsError):
+        made = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        give_to_owner(made, lock.parent)
+        os.close(made)
+    descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -49,6 +49,7 @@ class Accounts:
 
     def __init__(self, state: Path) -> None:
         self.path = state / "accounts.json"
+        self._lock = state / "accounts.json.lock"
 
     def read(self) -> dict[str, str]:
         """Hashes by name; UsageError when the file is not one of ours."""
@@ -89,7 +90,7 @@ class Accounts:
         folder = self.path.parent
         with disk.writing(folder):
             disk.make_private(folder)
-        with disk.writing(folder), disk.lock_briefly(folder):
+        with disk.writing(folder), disk.lock_briefly(self._lock):
             accounts = self.read()
             yield accounts
             checksums.write_record(self.path, accounts)
