@@ -203,8 +203,9 @@ def _lock_labels(
         images.mkdir(parents=True, exist_ok=True)
     remedy = "stop that line, or give this one a name of its own: --line NAME"
     with contextlib.ExitStack() as locks:
-        lock = images / f"{label_queue.history_name(line)}.lock"
-        locks.enter_context(disk.lock_file(lock, f"{lock.parent} as the images of {line}", remedy))
+        history = images / label_queue.history_name(line)
+        lock = history.with_name(f"{history.name}.lock")
+        locks.enter_context(disk.lock_file(lock, f"the history of labels {history}", remedy))
         if keep:
             kept = Path(keep.path)
             with disk.writing(kept):
