@@ -311,7 +311,7 @@ class LabelQueue:
 
 
 def history_name(line: str) -> str:
-    """The name of the file in the folder of images that has a line's labels."""
+    """Return the name of the file in the folder of images that has a line's labels."""
     return f"labels-{line}.jsonl"
 
 

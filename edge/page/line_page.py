@@ -132,7 +132,7 @@ class LinePage:
         yield Route(f"{PATH}rejects/{{id}}", "GET", self._reject, about=_REJECT)
 
     def readings(self) -> Iterator[Reading]:
-        """Whether labels are damaged, for Prometheus."""
+        """Yield whether labels are damaged, for Prometheus."""
         text = "1 while nobody can label, since the history of labels is damaged"
         yield Reading(GaugeMetricFamily, "labels_damaged", text, self._is_damaged)
 

@@ -33,7 +33,7 @@ _RUNS = 15  # at least, for the median latency of a model
 # line carries out no other command.
 _FEW_RUNS = 3
 _LONGEST = 20.0
-_REST = 4.0  # pause after each run, in multiples of its duration: the line needs the processor
+REST = 4.0  # pause after each run, in multiples of its duration: the line needs the processor
 
 
 class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,7 +149,7 @@ def _predict(
         start = time.perf_counter()
         labels += predictor.labels(image[None])
         taken.append(time.perf_counter() - start)
-        if stop.wait(_REST * taken[-1]):
+        if stop.wait(REST * taken[-1]):
             raise EdgeNodeError("the line ends", "activate the bundle when it runs again")
         is_long = len(taken) >= _FEW_RUNS and sum(taken) > _LONGEST
         if is_long and statistics.median(taken) > limit:
@@ -158,14 +158,15 @@ def _predict(
 
 
 def inputs_for(manifest: Manifest, sample: Sequence[SampledInput]) -> Iterator[NDArray[np.uint8]]:
-    """The inputs in the size that a bundle's graph wants, made one after another: 64 of the
-    largest size would be 3 GB.
+    """Yield the inputs in the size that a bundle's graph wants, made one after another: 64 of
+    the largest size would be 3 GB.
     """
     for each in sample:
-        yield _resize(each.pixels, manifest.input.size)
+        yield resize(each.pixels, manifest.input.size)
 
 
-def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Return an image in this size, as it is if it has that."""
     if pixels.shape[0] == size:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR))
@@ -181,7 +182,7 @@ def _check_classes(candidate: Model, running: Model | None) -> list[Finding]:
 
 
 def _latency_limit(sample: Sequence[SampledInput], gate: Gate) -> float:
-    """Seconds for an image above which `_check_latency` refuses a model."""
+    """Return the seconds for an image above which `_check_latency` refuses a model."""
     limits = [math.inf if gate.latency is None else gate.latency]
     if len(sample) >= ENOUGH:
         limits.append(gate.slower * statistics.median(each.seconds for each in sample))

@@ -181,7 +181,7 @@ def test_however_large_a_new_model_s_inputs_are_few_are_held_at_once(tmp_path, m
     """64 of the largest would be 3 GB, in the process of the line."""
     alive = set[int]()
     most = 0
-    resize = pre_rollout_checks._resize
+    resize = pre_rollout_checks.resize
 
     def counting(*arguments: Any) -> Any:
         nonlocal most
@@ -191,7 +191,7 @@ def test_however_large_a_new_model_s_inputs_are_few_are_held_at_once(tmp_path, m
         most = max(most, len(alive))
         return pixels
 
-    monkeypatch.setattr(pre_rollout_checks, "_resize", counting)
+    monkeypatch.setattr(pre_rollout_checks, "resize", counting)
     larger = tiny_bundle(tmp_path / "2", round_=2, size=32).folder
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), larger), Gate()) as line:
         line.judge(SAMPLE)
@@ -219,7 +219,7 @@ def test_a_new_model_that_is_far_too_slow_is_refused_before_it_has_computed_all(
 
 def test_a_line_that_ends_does_not_wait_for_the_gate(tmp_path, monkeypatch):
     store, digests = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
-    monkeypatch.setattr(pre_rollout_checks, "_REST", 1e9)
+    monkeypatch.setattr(pre_rollout_checks, "REST", 1e9)
     begun = threading.Event()
     labels = Predictor.labels
 
