@@ -9,7 +9,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TextIO
@@ -134,6 +134,27 @@ def give_to_owner(descriptor: int, folder: Path) -> None:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder for its owner alone, unless it exists. One that root makes is given to the
+    owner of the folder in which it lies.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        folder.mkdir(exist_ok=True)  # raises if it is a file
+        return
+    except FileNotFoundError:
+        make_private(folder.parent)
+        make_private(folder)
+        return
+    # whoever owns the folder around it may have put something else in its place
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        give_to_owner(descriptor, folder.parent)
+    finally:
+        os.close(descriptor)
+
+
 def move_durably(scratch: Path, path: Path) -> None:
     """Move a complete file to `path`: its content is synced to the disk first, then its name."""
     sync(scratch)
@@ -151,13 +172,17 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def lock_briefly(folder: Path) -> Iterator[None]:
-    """Wait until no other thread or process changes what this lock protects in a folder.
+def lock_briefly(lock: Path) -> Iterator[None]:
+    """Wait until no other thread or process changes what this file protects.
 
-    The lock is the folder itself: unlike `lock_folder` it excludes nobody who uses the folder.
-    Locking it again inside waits for ever. OSError if it cannot be opened.
+    It is made if need be, and stays. Locking it again inside waits for ever. OSError if it cannot
+    be opened.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(FileExistsError):
+        made = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        give_to_owner(made, lock.parent)
+        os.close(made)
+    descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -179,14 +204,25 @@ def lock_folder(
     with writing(folder):
         # models and contributions are a plant's secrets
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+")
+    with lock_file(folder / "lock", f"the state folder {folder}", remedy):
+        yield
+
+
+@contextmanager
+def lock_file(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Keep other processes from using `what` a file stands for.
+
+    Raises:
+        UsageError: another process uses it.
+        EdgeNodeError: the file cannot be written.
+    """
+    with writing(path.parent):
+        lock = path.open("a+")
     with lock:
         if not (_try_lock(lock) or _try_lock(lock, after=_GLANCE)):
             lock.seek(0)
-            raise UsageError(
-                f"the state folder {folder} is used by process {lock.read().strip() or '?'}", remedy
-            )
-        with writing(folder):
+            raise UsageError(f"{what} is used by process {lock.read().strip() or '?'}", remedy)
+        with writing(path.parent):
             lock.truncate(0)
             # nothing is left for `close`, whose error names no file
             os.write(lock.fileno(), b"%d" % os.getpid())

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -34,12 +34,14 @@ from edge.http.prometheus_metrics import CountingConsumer, Metrics
 from edge.http.server import Server, listen
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
+from edge.labelling import label_queue
 from edge.labelling.label_queue import DamagedHistoryError, LabelQueue
 from edge.page.label_page import LabelPage
 from edge.page.line_page import LinePage
 from edge.page.recent_inspections import RecentInspections
 from edge.registry.bundle_store import line_store
 from edge.registry.rollout import Rollout
+from edge.uncertainty import image_retention
 from edge.uncertainty.model_warnings import log_model_warnings
 from edge.uncertainty.performance import held_out_performance
 
@@ -110,6 +112,8 @@ def serve(
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)
         labels = None
+        if settings.labels:
+            closing.enter_context(_lock_labels(settings.labels, settings.keep, instance.line))
         queue = _open_labels(settings, instance.line, monitors)
         if queue:
             labels = closing.enter_context(
@@ -117,8 +121,15 @@ def serve(
             )
             metrics.register(labels.readings)
         page = LinePage(
-            instance.line, pipeline, recent, lambda: monitors.drift, labels, dispatcher.away
+            instance.line,
+            pipeline,
+            recent,
+            lambda: monitors.drift,
+            labels,
+            dispatcher.away,
+            labels_damaged=settings.labels is not None and labels is None,
         )
+        metrics.register(page.readings)
         label_routes = labels.routes if labels else ()
         pages = [*page.routes, *label_routes]
         app = App(pipeline, metrics, access, pages, Logins(Accounts(instance.state)))
@@ -179,6 +190,30 @@ async def _reload(
     else:
         _log.info("the settings were read again")
     manager.notify(READY=1)
+
+
+@contextlib.contextmanager
+def _lock_labels(
+    settings: label_queue.Settings, keep: image_retention.Settings | None, line: str
+) -> Iterator[None]:
+    """Keep other lines from writing this line's labels, and from labelling the images that it
+    keeps: one could get into two classes.
+    """
+    images = Path(settings.path)
+    with disk.writing(images):
+        images.mkdir(parents=True, exist_ok=True)
+    remedy = "stop that line, or give this one a name of its own: --line NAME"
+    with contextlib.ExitStack() as locks:
+        history = images / label_queue.history_name(line)
+        lock = history.with_name(f"{history.name}.lock")
+        locks.enter_context(disk.lock_file(lock, f"the history of labels {history}", remedy))
+        if keep:
+            kept = Path(keep.path)
+            with disk.writing(kept):
+                kept.mkdir(parents=True, exist_ok=True)
+            remedy = "stop that line, or give this one another folder in its table [keep]"
+            locks.enter_context(disk.lock_file(kept / "lock", f"the folder {kept}", remedy))
+        yield
 
 
 def _open_labels(settings: Settings, line: str, monitors: Monitors) -> LabelQueue | None:

@@ -51,6 +51,10 @@ class Access(NamedTuple):
             # a load balancer asks by a name of its own, and learns no more than whether to send
             # requests here
             return
+        for name in ("host", "origin", "authorization"):
+            if len(request.headers.getlist(name)) > 1:
+                # a proxy before us may have looked at another one than we would
+                raise RequestError(f"the request has two headers {name}", "send one of them", 400)
         host = request.headers.get("host", "").lower()
         if host and not self._is_ours(_hostname(host)):
             raise RequestError(

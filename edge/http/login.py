@@ -49,6 +49,7 @@ class Accounts:
 
     def __init__(self, state: Path) -> None:
         self.path = state / "accounts.json"
+        self._lock = state / "accounts.json.lock"
 
     def read(self) -> dict[str, str]:
         """Hashes by name; UsageError when the file is not one of ours."""
@@ -88,8 +89,8 @@ class Accounts:
         """Lock the accounts, and write them as they are left."""
         folder = self.path.parent
         with disk.writing(folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with disk.writing(folder), disk.lock_briefly(folder):
+            disk.make_private(folder)
+        with disk.writing(folder), disk.lock_briefly(self._lock):
             accounts = self.read()
             yield accounts
             checksums.write_record(self.path, accounts)

@@ -7,7 +7,8 @@ images by which it is judged.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from edge.inference.worker_process import WorkerEndedError, WorkerProcesses
 
 _LOADING = 60.0  # seconds of the processor in which a model must load, and know its golden image
 _COMPUTING = 10.0  # and in which it must classify an image
+_ENOUGH = 60.0  # and after which it need not classify more than so many images
+_LEAST = 16
 _MODULE = "edge.inference.trial_process"
-_REMEDY = "export the model again, and ask who made it; the line goes on with the one that it has"
+_REMEDY = "export the model again, and ask who made it"
 
 
 class _Load(msgspec.Struct, frozen=True, tag=True):
@@ -48,15 +51,24 @@ class _Answer(msgspec.Struct, frozen=True):
 class ModelTrial:
     """Tries models, one at a time; another thread may end that."""
 
-    def __init__(self, loading: float = _LOADING, computing: float = _COMPUTING) -> None:
-        """Give a model so many seconds of the processor to load, and to classify an image."""
+    def __init__(
+        self,
+        loading: float = _LOADING,
+        computing: float = _COMPUTING,
+        enough: float = _ENOUGH,
+    ) -> None:
+        """Give a model so many seconds of the processor to load, and to classify an image;
+        and so many seconds for all images, if 16 of them do not take longer.
+        """
         self._loading = loading
         self._computing = computing
+        self._enough = enough
         self._workers = WorkerProcesses(_MODULE)
         self._stopped = threading.Event()
 
-    def check(self, bundle: Bundle, images: Sequence[NDArray[np.uint8]] = ()) -> None:
-        """Let a bundle, whose files are known to be intact, compute.
+    def check(self, bundle: Bundle, images: Iterable[NDArray[np.uint8]] = ()) -> int:
+        """Let a bundle, whose files are known to be intact, compute;
+        return how many of the images it has classified.
 
         Args:
             bundle: the bundle.
@@ -68,8 +80,14 @@ class ModelTrial:
         """
         with self._ending(bundle):
             self._ask(_Load(str(bundle.folder.absolute()), bundle.digest), self._loading)
+            tried = 0
+            start = time.monotonic()
             for image in images:
+                if tried >= _LEAST and time.monotonic() - start > self._enough:
+                    break
                 self._ask(_Classify(image.tobytes()), self._computing)
+                tried += 1
+        return tried
 
     def stop(self) -> None:
         """End a trial that goes on, and begin none any more."""

@@ -1,6 +1,7 @@
 """The model that a line serves: its predictor, when it expires, and loading it from a bundle."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,15 +42,24 @@ class Model(NamedTuple):
         return self.predictor.manifest
 
 
-def load_model(folder: Path, verifier: "Verifier | None" = None, threads: int = 0) -> Model:
+def load_model(
+    folder: Path,
+    verifier: "Verifier | None" = None,
+    threads: int = 0,
+    try_first: Callable[[bundle_format.Bundle], None] | None = None,
+) -> Model:
     """Load a bundle that `verifier` admits; without a verifier no signature is checked.
 
-    Raises EdgeNodeError when the bundle cannot be used; with a verifier, as `Verifier.admit` does.
+    `try_first` gets the bundle once it is admitted, before its graph computes here. Raises
+    EdgeNodeError when the bundle cannot be used; with a verifier, as `Verifier.admit` does.
     """
     if verifier is None:
         if (folder / bundle_format.SIGNATURE).exists():
             _log.warning("%s is signed, but its signature is not checked without --trust", folder)
-        return Model.from_bundle(bundle_format.read_bundle(folder), threads)
+        found = bundle_format.read_bundle(folder)
+        if try_first:
+            try_first(found)
+        return Model.from_bundle(found, threads)
     with verifier.admit(folder) as admitted:
         if others := bundle_format.unlisted_files(folder, admitted.bundle.manifest):
             _log.warning(
@@ -59,4 +69,6 @@ def load_model(folder: Path, verifier: "Verifier | None" = None, threads: int = 
                 others[0],
                 len(others),
             )
+        if try_first:
+            try_first(admitted.bundle)
         return Model.from_bundle(admitted.bundle, threads, admitted.expiry_dates)

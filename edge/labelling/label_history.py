@@ -51,6 +51,7 @@ class LabelHistory:
 
         DamagedError when it is not what was written, OSError when it cannot be read.
         """
+        self.path = path
         self.labelled: set[str] = set()  # names of kept images
         self.newest: Labelling | Undo | None = None
         self._standing: dict[str, Labelling] = {}

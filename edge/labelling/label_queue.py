@@ -86,9 +86,10 @@ class LabelQueue:
         self._current = retention
         self._images: dict[str, _Indexed] = {}  # by stem
         self._groups = SimilarityGroups()
+        self.is_damaged = False  # the history, since it was read
         with disk.writing(self._target):
             self._folder = LabelFolder(self._target, line)
-            self.history = _open_history(self._target / f"labels-{line}.jsonl")
+            self.history = _open_history(self._target / history_name(line))
             self._folder.finish(self.history.newest)
             # Labelled by a history that was removed: without this they would wait again, and get
             # into a second class.
@@ -170,7 +171,7 @@ class LabelQueue:
             labelling = Labelling(
                 id=new_id(), time=current_time(), person=person, label=label, images=there
             )
-            self.history.add(labelling)
+            self._add(labelling)
             self._folder.finish(labelling)
         final = chain.from_iterable(
             each.images for each in islice(self._own(person), UNDOABLE, None)
@@ -221,7 +222,8 @@ class LabelQueue:
             )
         with disk.writing(self._target):
             self._folder.finish(self.history.newest)
-            self.history.add(undo := Undo(time=current_time(), person=person, labelling=newest))
+            undo = Undo(time=current_time(), person=person, labelling=newest)
+            self._add(undo)
             self._folder.finish(undo)
         return newest
 
@@ -236,6 +238,14 @@ class LabelQueue:
         picture = self._read(image.found).image
         picture.thumbnail((side, side))
         return encode(picture.convert("RGB"), "JPEG", quality=85)
+
+    def _add(self, entry: Labelling | Undo) -> None:
+        """Append an entry to the history; DamagedHistoryError if it was changed meanwhile."""
+        try:
+            self.history.add(entry)
+        except DamagedError as error:
+            self.is_damaged = True
+            raise _damaged(self.history.path, error) from None
 
     @property
     def _retention(self) -> ImageRetention:
@@ -316,15 +326,24 @@ class LabelQueue:
         return photo.crop(image.seen)
 
 
+def history_name(line: str) -> str:
+    """Return the name of the file in the folder of images that has a line's labels."""
+    return f"labels-{line}.jsonl"
+
+
 def _open_history(path: Path) -> LabelHistory:
     try:
         return LabelHistory(path)
     except DamagedError as error:
-        raise DamagedHistoryError(
-            f"the history of labels {path} is damaged: {error}",
-            f"restore it from a copy, or remove {path} and {path}.newest and start the line again: "
-            "images that are in a class folder stay there, but who labelled them is not known",
-        ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: DamagedError) -> DamagedHistoryError:
+    return DamagedHistoryError(
+        f"the history of labels {path} is damaged: {error}",
+        f"restore it from a copy, or remove {path} and {path}.newest and start the line again: "
+        "images that are in a class folder stay there, but who labelled them is not known",
+    )
 
 
 def _not_seen(image: KeptImage) -> ImageError:

@@ -189,6 +189,11 @@ class LabelPage:
         self._is_looking = False
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether the history of labels was damaged while the line ran: nobody can label."""
+        return self._queue.is_damaged
+
+    @property
     def field(self) -> FieldAccuracy | None:
         """The accuracy in service of the model that is served;
         None until an image that tells it is labelled.

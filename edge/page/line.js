@@ -43,8 +43,12 @@ function render() {
   renderFigures();
   list(document.querySelector("#rejects ul"), state.rejects.length ? state.rejects : [null], reject);
   const isTranslated = ({ id }) => `warning_${id}` in words;
-  const warnings = state.warnings.filter(isTranslated).map(({ id }) => text(`warning_${id}`));
-  const complaints = [...state.away.map((sink) => text("away", { sink })), ...warnings];
+  const warnings = state.warnings.filter(isTranslated).map(({ id }) => id);
+  if (state.labels_damaged) warnings.push("labels_damaged");
+  const complaints = [
+    ...state.away.map((sink) => text("away", { sink })),
+    ...warnings.map((id) => text(`warning_${id}`)),
+  ];
   list(at("warnings"), complaints, (each) => each);
   at("warnings").tabIndex = complaints.length ? 0 : -1; // it may have to be scrolled
   const others = state.warnings.filter((warning) => !isTranslated(warning));

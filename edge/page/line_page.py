@@ -11,10 +11,12 @@ from functools import partial
 from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
+from prometheus_client.core import GaugeMetricFamily
 from starlette.requests import Request
 from starlette.responses import Response
 
 from edge.http.openapi import Answer, Operation, Parameter, refused, told
+from edge.http.prometheus_metrics import Reading
 from edge.http.request import RequestError, json_response, query
 from edge.http.web_app import Route
 from edge.inference.outcomes import current_time
@@ -65,6 +67,10 @@ class LineState(Snapshot):
         Sequence[str] | None,
         Meta(description="Classes that images can be given here; null: none"),
     ]
+    labels_damaged: Annotated[
+        bool,
+        Meta(description="Whether nobody can label, since the history of labels is damaged"),
+    ]
     field: Annotated[
         FieldAccuracy | None,
         Meta(description="What labels of images kept at random say of the model that is served"),
@@ -104,13 +110,17 @@ class LinePage:
         drift: Callable[[], Drift | None],
         labels: LabelPage | None = None,
         away: Callable[[], Sequence[str]] = tuple,
+        *,
+        labels_damaged: bool = False,
     ) -> None:
         """With `labels` a verdict can be overruled, and what labels say of the model is shown.
 
-        `away` tells the sinks whose receivers take no verdicts.
+        `away` tells the sinks whose receivers take no verdicts. `labels_damaged`: there are none,
+        since their history could not be read.
         """
         self._labels = labels
         self._away = away
+        self._labels_damaged = labels_damaged
         self._line = line
         self._pipeline = pipeline
         self._recent = recent
@@ -125,6 +135,15 @@ class LinePage:
         yield Route(f"{PATH}state", "GET", self._state, about=_STATE)
         yield Route(f"{PATH}pictures/{{id}}", "GET", self._picture, about=_PICTURE)
         yield Route(f"{PATH}rejects/{{id}}", "GET", self._reject, about=_REJECT)
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield whether labels are damaged, for Prometheus."""
+        text = "1 while nobody can label, since the history of labels is damaged"
+        yield Reading(GaugeMetricFamily, "labels_damaged", text, self._is_damaged)
+
+    @property
+    def _is_damaged(self) -> bool:
+        return self._labels.is_damaged if self._labels else self._labels_damaged
 
     async def _state(self, request: Request) -> Response:
         """What there is to see; an image whose id is given as `?held=` is held on."""
@@ -163,6 +182,7 @@ class LinePage:
             "away": self._away(),
             "drift": strayed,
             "labels": classes,
+            "labels_damaged": self._is_damaged,
             "field": field,
             **self._recent.snapshot(query(request, "held", "")),
         }

@@ -34,6 +34,7 @@ from edge.registry.line_record import Event, What
 KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events
 _BAD = 100  # bundles known to have failed, including deleted ones
+_TRIED = KEPT + 2  # bundles known to have passed a trial
 DIGITS = 12
 # in the line's state folder; in the store, locked while the line runs
 _FOLDER = "bundles"
@@ -51,6 +52,7 @@ class State(Struct, frozen=True, kw_only=True):
     # share of doubted verdicts before `active`, for its probation to compare
     doubts: float | None = None
     bad: dict[str, str] = {}  # bundles that failed in service, and how
+    tried: tuple[str, ...] = ()  # whole digests of bundles that a trial has passed, the newest last
     history: tuple[Event, ...] = ()  # the newest last
 
 
@@ -154,6 +156,15 @@ class BundleStore:
         """Record that the command to serve names this bundle."""
         self._change(lambda state: replace(state, named=digest))
 
+    def record_trial(self, digest: str) -> None:
+        """Record that a bundle, by its whole digest, has passed a trial on this machine."""
+
+        def change(state: State) -> State:
+            others = [each for each in state.tried if each != digest]
+            return replace(state, tried=(*others, digest)[-_TRIED:])
+
+        self._change(change)
+
     def record_refusal(self, digest: str, by: str, why: str) -> None:
         """Record that a bundle was not accepted."""
         self._change(lambda state: self._with_event(state, "refused", digest, by, why))
@@ -240,10 +251,16 @@ class BundleStore:
     def check_owner(self) -> None:
         """UsageError when the store is another user's:
         its line could not change what we would write there.
+
+        A store that does not exist yet is that of the state folder's owner, if root would make it.
         """
-        if self.folder.exists() and (owner := self.folder.stat().st_uid) != os.geteuid():
+        folder = self.folder
+        if os.geteuid() == 0:
+            line_folders = (folder, *folder.parents[:2])
+            folder = next((each for each in line_folders if each.exists()), folder)
+        if folder.exists() and (owner := folder.stat().st_uid) != os.geteuid():
             raise UsageError(
-                f"{self.folder} is of user {owner}, not yours",
+                f"{folder} is of user {owner}, not yours",
                 "run the command as the line's user: sudo -u USER ...",
             )
 

@@ -124,7 +124,9 @@ def apply_offline(store: BundleStore, request: Request, verifier: "Verifier | No
         _check_candidate(store, digest)
     if verifier and is_rollback:
         verifier = verifier._replace(accept_older=True)
-    ModelTrial().check(read_bundle(store.path(digest)))
+    bundle = read_bundle(store.path(digest))
+    ModelTrial().check(bundle)
+    store.record_trial(bundle.digest)
     model = load_model(store.path(digest), verifier)
     if is_rollback:
         store.record_rollback(request.by, "on purpose", failed=False)

@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from broker_config.protocol.messages import RecordHead
 from broker_config.storage import disk, hash_chain
@@ -38,7 +38,7 @@ class Event(Struct, frozen=True, kw_only=True):
     # of the bundle's manifest, of which `bundle` is the beginning; empty if it was not there
     sha256: str = ""
     serving: str = ""  # the bundle that is active from then on
-    number: int = 0  # in the record; 0: it is older than that
+    number: Annotated[int, Meta(ge=0)] = 0  # in the record; 0: it is older than that
     before: str = ""  # SHA-256 of the entry before
 
 

@@ -2,10 +2,13 @@
 against the running model on the line's latest images.
 """
 
+import itertools
+import math
 import statistics
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -13,6 +16,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from PIL import Image
 
+from broker_config.protocol.errors import EdgeNodeError
 from edge.bundle.bundle_format import Manifest
 from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Predictor
@@ -25,7 +29,11 @@ OF_A_CLASS = 8
 # tiles that a frame adds besides the deciding one, so that the sample spans several frames
 _OF_A_FRAME = 4
 _RUNS = 15  # at least, for the median latency of a model
-_REST = 4.0  # pause after each run, in multiples of its duration: the line needs the processor
+# Runs and seconds after which a model that is over the limit is given up: while it computes, the
+# line carries out no other command.
+_FEW_RUNS = 3
+_LONGEST = 20.0
+REST = 4.0  # pause after each run, in multiples of its duration: the line needs the processor
 
 
 class Gate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,39 +114,59 @@ class Finding(NamedTuple):
 
 
 def assess_candidate(
-    candidate: Model, running: Model | None, sample: Sequence[SampledInput], gate: Gate
+    candidate: Model,
+    running: Model | None,
+    sample: Sequence[SampledInput],
+    gate: Gate,
+    stop: threading.Event,
 ) -> list[Finding]:
-    """Admission tests of `candidate`, whose signature and self-test have passed."""
-    images = inputs_for(candidate.manifest, sample)
-    labels, seconds = _predict(candidate.predictor, images)
+    """Admission tests of `candidate`, whose signature and self-test have passed.
+
+    EdgeNodeError when `stop` is set meanwhile.
+    """
+    # with fewer images nothing is compared, so that a slow model need not compute all of them
+    limit = _latency_limit(sample, gate) if len(sample) >= ENOUGH else 0.0
+    labels, seconds = _predict(candidate.predictor, sample, limit, stop)
     findings = [*_check_classes(candidate, running), *_check_latency(seconds, sample, gate)]
-    if running:
+    if running and len(labels) == len(sample):
         findings.append(_check_agreement(labels, [each.label for each in sample], gate))
     return findings
 
 
-def _predict(predictor: Predictor, images: Sequence[NDArray[np.uint8]]) -> tuple[list[str], float]:
+def _predict(
+    predictor: Predictor, sample: Sequence[SampledInput], limit: float, stop: threading.Event
+) -> tuple[list[str], float]:
     """The label of each image and the median seconds for one,
     with pauses in which the line can work.
+
+    A model that takes long, and more than `limit` seconds an image, does not get all of them.
     """
     size = predictor.manifest.input.size
-    blank = np.zeros((size, size, 3), np.uint8)
-    labels = []
-    taken = []
-    for image in [*images, *[blank] * (_RUNS - len(images))]:
+    blanks = itertools.repeat(np.zeros((size, size, 3), np.uint8), max(0, _RUNS - len(sample)))
+    labels = list[str]()
+    taken = list[float]()
+    for image in itertools.chain(inputs_for(predictor.manifest, sample), blanks):
         start = time.perf_counter()
         labels += predictor.labels(image[None])
         taken.append(time.perf_counter() - start)
-        time.sleep(_REST * taken[-1])
-    return labels[: len(images)], statistics.median(taken)
+        if stop.wait(REST * taken[-1]):
+            raise EdgeNodeError("the line ends", "activate the bundle when it runs again")
+        is_long = len(taken) >= _FEW_RUNS and sum(taken) > _LONGEST
+        if is_long and statistics.median(taken) > limit:
+            break
+    return labels[: len(sample)], statistics.median(taken)
 
 
-def inputs_for(manifest: Manifest, sample: Sequence[SampledInput]) -> list[NDArray[np.uint8]]:
-    """The inputs in the size that a bundle's graph wants."""
-    return [_resize(each.pixels, manifest.input.size) for each in sample]
+def inputs_for(manifest: Manifest, sample: Sequence[SampledInput]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the inputs in the size that a bundle's graph wants, made one after another: 64 of
+    the largest size would be 3 GB.
+    """
+    for each in sample:
+        yield resize(each.pixels, manifest.input.size)
 
 
-def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Return an image in this size, as it is if it has that."""
     if pixels.shape[0] == size:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR))
@@ -151,6 +179,16 @@ def _check_classes(candidate: Model, running: Model | None) -> list[Finding]:
         return [Finding(True, f"it tells {len(new)} classes apart")]
     others = ", ".join(sorted(set(new) ^ set(old)))
     return [Finding(False, f"it has not the running model's classes: {others}")]
+
+
+def _latency_limit(sample: Sequence[SampledInput], gate: Gate) -> float:
+    """Return the seconds for an image above which `_check_latency` refuses a model."""
+    limits = [math.inf]
+    if gate.latency is not None:
+        limits.append(gate.latency)
+    if len(sample) >= ENOUGH:
+        limits.append(gate.slower * statistics.median(each.seconds for each in sample))
+    return min(limits)
 
 
 def _check_latency(seconds: float, sample: Sequence[SampledInput], gate: Gate) -> list[Finding]:

@@ -94,7 +94,7 @@ class Rollout:
         """
         if folder is None or self._goes_on(folder):
             return self._load_active()
-        model = load_model(folder, self._verifier, self._threads)
+        model = load_model(folder, self._verifier, self._threads, self._try_once)
         self.store.add(folder, "edge-node serve", model.digest)
         state = self.store.state()
         if state.active != model.digest:
@@ -104,6 +104,12 @@ class Rollout:
         if state.named != model.digest:
             self.store.record_named(model.digest)
         return model
+
+    def _try_once(self, bundle: bundle_format.Bundle) -> None:
+        """Try a bundle with which the line begins, unless it was tried here before."""
+        if bundle.digest not in self.store.state().tried:
+            self._trial.check(bundle)
+            self.store.record_trial(bundle.digest)
 
     def _goes_on(self, folder: Path) -> bool:
         """Whether the bundle in `folder` was served before,
@@ -159,7 +165,8 @@ class Rollout:
             )
         for digest, verifier in candidates:
             try:
-                model = load_model(self.store.path(digest), verifier, self._threads)
+                folder = self.store.path(digest)
+                model = load_model(folder, verifier, self._threads, self._try_once)
             except EdgeNodeError as error:
                 if digest == candidates[-1][0]:
                     raise
@@ -277,11 +284,13 @@ class Rollout:
         doubts = self._probation.before if self._probation else self._doubtful.value
         with self._verified(digest, accept_older=accept_older) as (found, expiry_dates):
             sample = self._sample.inputs_of(running)
-            self._trial.check(found, inputs_for(found.manifest, sample))
+            tried = self._trial.check(found, inputs_for(found.manifest, sample))
+            self.store.record_trial(found.digest)
             model = Model.from_bundle(found, self._threads, expiry_dates)
             findings = [
                 _signature_finding(expiry_dates),
-                *assess_candidate(model, running, sample, self.gate),
+                # what it has not computed in its trial it shall not compute here either
+                *assess_candidate(model, running, sample[:tried], self.gate, self._stop),
             ]
             self._check_class_names(model)
             texts = [each.text for each in findings]

@@ -10,7 +10,12 @@ EXPIRY_WARNING = timedelta(days=30)  # before a certificate or charter expires, 
 _LISTED_NAMES = 5
 # How a formula begins in a cell of a spreadsheet, also behind what is not seen, in full width, and
 # quoted.
-_FORMULA = re.compile(r"['\s\u200b-\u200f\u2060\ufeff]*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_FORMULA = r"['\s\u200b-\u200f\u2060\ufeff]*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
+# Where a cell begins. Spreadsheets may split a row at other separators than commas, semicolons
+# above all, and quotes then hold nothing together.
+_BEGIN = r"(^|[;\t\r\n])"
+_COULD_BE_FORMULA = re.compile(f"{_BEGIN}(?={_FORMULA})")
+_MADE_PLAIN = re.compile(f"{_BEGIN}'(?={_FORMULA})")
 
 
 def format_bytes(count: float) -> str:
@@ -116,9 +121,9 @@ def plain_cell(text: str) -> str:
     """A text as a cell of CSV that no spreadsheet takes for a formula:
     an apostrophe precedes what could be one.
     """
-    return f"'{text}" if _FORMULA.match(text) else text
+    return _COULD_BE_FORMULA.sub(r"\1'", text)
 
 
 def read_cell(cell: str) -> str:
     """The text in a cell that `plain_cell` made."""
-    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+    return _MADE_PLAIN.sub(r"\1", cell)

@@ -87,5 +87,6 @@ def simulated_latencies(default: float = 0.001) -> Iterator[dict[int, float]]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (pipeline, pre_rollout_checks):
             patch.setattr(module, "time", clock)
+        patch.setattr(pre_rollout_checks, "REST", 0.0)
         patch.setattr(Predictor, "run", timed)
         yield latencies

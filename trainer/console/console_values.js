@@ -54,8 +54,10 @@ export function valueText(key, value) {
 }
 
 export function toCsv(head, rows) {
-  const plain = (value) => (typeof value === "string" ? value.replace(/^[=+\-@\t\r]/, "'$&") : value ?? ""); // no formula
-  const cell = (value) => (/[",\n]/.test(plain(value)) ? `"${plain(value).replaceAll('"', '""')}"` : plain(value));
+  // no formula, as `plain_cell` has it: where a cell may begin, an apostrophe precedes what could be one
+  const formula = /(^|[;\t\r\n])(?=['\s\u200b-\u200f\u2060\ufeff]*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])/g;
+  const plain = (value) => (typeof value === "string" ? value.replace(formula, "$1'") : value ?? "");
+  const cell = (value) => (/[",\r\n]/.test(plain(value)) ? `"${plain(value).replaceAll('"', '""')}"` : plain(value));
   return new Blob([[head, ...rows].map((row) => row.map(cell).join(",")).join("\n"), "\n"], { type: "text/csv" });
 }
 

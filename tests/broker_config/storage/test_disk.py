@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from broker_config.storage import checksums
-from broker_config.storage.disk import is_locked, lock_folder, read_regular, replace_bytes
+from broker_config.storage.disk import (
+    is_locked,
+    lock_folder,
+    make_private,
+    read_regular,
+    replace_bytes,
+)
 
 
 def test_whether_a_folder_is_used_can_be_asked_without_a_harm_to_who_uses_it(
@@ -31,6 +37,17 @@ def test_what_root_writes_into_a_service_s_folder_is_the_service_s(tmp_path: Pat
         made = (tmp_path / "accounts.json").stat()
         assert (made.st_uid, made.st_gid) == (12345, 12346)
         assert made.st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_folder_that_root_makes_in_a_service_s_folder_is_the_service_s(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, 12346)
+    for _ in range(2):
+        make_private(tmp_path / "state" / "line-1")
+    for made in (tmp_path / "state", tmp_path / "state" / "line-1"):
+        found = made.stat()
+        assert (found.st_uid, found.st_gid) == (12345, 12346)
+        assert found.st_mode & 0o777 == 0o700
 
 
 def test_a_pipe_in_a_file_s_place_keeps_nobody_waiting(tmp_path: Path) -> None:

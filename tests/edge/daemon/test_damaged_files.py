@@ -57,7 +57,7 @@ KNOWN = (
         for each in (MANIFEST, SIGNATURE, CHARTER, "model.onnx", "golden.png")
     ),
     "line/kept/*",
-    "line/accounts.json",
+    "line/accounts.json*",
     "line/images/labels-line-1.jsonl*",
 )
 COLORS = {"red": RED, "green": GREEN, "blue": BLUE}

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from broker_config.protocol.errors import UsageError
 from edge.http.access import Access
 from edge.http.app import App
 from edge.http.prometheus_metrics import Metrics
+from edge.http.request import RequestError
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from tests.support.daemon_process import daemon
@@ -102,6 +104,19 @@ def test_its_machines_names_are_its_own_where_others_reach_it_and_only_there(
 )
 def test_pages_of_other_origins_are_refused(bundle: Path, origin: str, status: int) -> None:
     assert posted(bundle, PLAIN, origin=origin) == status
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])
+def test_a_request_that_says_twice_who_asks_whom_is_refused(name: str) -> None:
+    """A proxy before the line may have looked at the other one."""
+    values = {"Host": "localhost", "Origin": "http://localhost", "Authorization": "Bearer x"}
+    first = [(key.lower().encode(), value.encode()) for key, value in values.items()]
+    second = (name.lower().encode(), b"evil.example")
+    scope = {"type": "http", "method": "POST", "path": "/classify", "headers": first}
+    PLAIN.check(Request(scope))
+    with pytest.raises(RequestError) as refused:
+        PLAIN.check(Request(scope | {"headers": [*first, second]}))
+    assert refused.value.status == 400
 
 
 def test_where_there_is_a_token_whoever_posts_needs_it(bundle: Path) -> None:

@@ -4,6 +4,7 @@ can guess or use.
 
 import ast
 import asyncio
+import fcntl
 import http.cookies
 import re
 import threading
@@ -20,11 +21,13 @@ from starlette.responses import Response
 from typer.testing import CliRunner
 
 from broker_config.protocol.errors import UsageError
+from edge.bundle.verification import Verifier
 from edge.http.access import Access
 from edge.http.login import SESSION, Accounts, Logins
 from edge.http.request import json_response
 from edge.http.web_app import Route, WebApp, user_of
 from edge_node.cli.main import app
+from tests.support.federation_keys import FederationKeys
 from tests.support.paths import REPOSITORY
 
 MIA = {"name": "mia", "password": "correct horse"}
@@ -415,6 +418,19 @@ def test_who_is_removed_while_another_password_is_set_stays_removed(
         accounts.remove("bob")
         is_removed.set()
         setting.result()
+    assert [*accounts.read()] == ["mia"]
+
+
+def test_who_shall_log_in_no_more_is_removed_while_a_new_bundle_is_tried(
+    accounts: Accounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line's memory of bundles, which is in the same folder, is locked for minutes then."""
+    accounts.set("bob", "battery staple")
+    keys = FederationKeys()
+    flock = fcntl.flock
+    with Verifier(keys.trust(), accounts.path.parent).admit(keys.bundle(tmp_path / "bundle")):
+        monkeypatch.setattr(fcntl, "flock", lambda file, how: flock(file, how | fcntl.LOCK_NB))
+        accounts.remove("bob")
     assert [*accounts.read()] == ["mia"]
 
 

@@ -37,6 +37,7 @@ PLAIN = {  # counts of what is there now, which need no unit
     "edge_node_drifted",
     "edge_node_http_waiting",
     "edge_node_model_warning",
+    "edge_node_labels_damaged",
     "edge_node_service_labelled",
     "edge_node_service_promise_missed",
     "process_open_fds",

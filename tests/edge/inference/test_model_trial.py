@@ -40,6 +40,14 @@ def test_a_graph_that_never_ends_on_the_line_s_images_is_ended(tmp_path: Path) -
         trial.check(bundle, [DARK, BRIGHT])
 
 
+def test_when_the_time_is_up_enough_images_are_tried_and_it_is_told_how_many(
+    tmp_path: Path,
+) -> None:
+    bundle = tiny_bundle(tmp_path / "a")
+    assert ModelTrial().check(bundle, [DARK] * 20) == 20
+    assert ModelTrial(enough=0).check(bundle, [DARK] * 20) == 16
+
+
 def test_a_graph_that_takes_too_much_memory_gets_none(tmp_path: Path) -> None:
     trial = ModelTrial()
     trial.check(tiny_bundle(tmp_path / "a", graph=greedy_onnx(16, 10**6)))

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.bundle.bundle_format import CHARTER, LARGEST, SIGNATURE, BundleError
 from edge.registry.bundle_store import KEPT, BundleStore, StoreInUseError
+from edge_node.cli.main import app
 from tests.support.bundle_stores import stored, tiny
 
 
@@ -38,6 +40,18 @@ def test_a_bundle_is_kept_by_its_digest_and_the_same_one_only_once(store, tmp_pa
     ]
     assert events(store) == [("added", digest)]
     assert store.folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can write into a service's folder")
+def test_root_makes_no_store_in_a_service_s_state_folder(tmp_path):
+    bundle = tiny(tmp_path / "bundle")
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, 12345, 12346)
+    added = CliRunner().invoke(app, ["bundle", "add", str(bundle), "--memory", str(state)])
+    assert isinstance(added.exception, UsageError)
+    assert str(state) in added.exception.what
+    assert [*state.iterdir()] == []
 
 
 def test_a_damaged_bundle_is_not_taken_and_a_damaged_copy_is_replaced(store, tmp_path):

@@ -5,7 +5,10 @@ else the line goes back.
 import asyncio
 import contextlib
 import re
+import threading
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +25,7 @@ from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
+from edge.registry import pre_rollout_checks
 from edge.registry.bundle_store import BundleStore
 from edge.registry.pre_rollout_checks import (
     ENOUGH,
@@ -35,6 +39,7 @@ from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.federation_keys import FederationKeys
 from tests.support.running_pipeline import COLORS, Kept, Running, running, simulated_latencies
+from tests.support.tiny_bundle import tiny_bundle
 from tests.support.waiting import wait_until
 
 
@@ -140,7 +145,7 @@ def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes(
         )
         sample.add(seen)
     assert len(sample.inputs_of(old)) == SAMPLE
-    finding = assess_candidate(new, old, sample.inputs_of(old), Gate())[-1]
+    finding = assess_candidate(new, old, sample.inputs_of(old), Gate(), threading.Event())[-1]
     assert not finding.good
     assert (
         f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that "
@@ -170,6 +175,66 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
     assert "[gate] latency allows 10 ms" in refused(line, line.digests[1])
     line.rollout.gate = Gate(latency=0.1, slower=1e6)
     line.rollout.activate(line.digests[1], "me")
+
+
+def test_however_large_a_new_model_s_inputs_are_few_are_held_at_once(tmp_path, monkeypatch):
+    """64 of the largest would be 3 GB, in the process of the line."""
+    alive = set[int]()
+    most = 0
+    resize = pre_rollout_checks.resize
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal most
+        pixels = resize(*arguments)
+        alive.add(id(pixels))
+        weakref.finalize(pixels, alive.discard, id(pixels))
+        most = max(most, len(alive))
+        return pixels
+
+    monkeypatch.setattr(pre_rollout_checks, "resize", counting)
+    larger = tiny_bundle(tmp_path / "2", round_=2, size=32).folder
+    with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), larger), Gate()) as line:
+        line.judge(SAMPLE)
+        line.rollout.activate(line.digests[1], "me")
+    assert 0 < most <= 2
+
+
+def test_a_new_model_that_is_far_too_slow_is_refused_before_it_has_computed_all(
+    line, latencies, monkeypatch
+):
+    line.judge(SAMPLE)
+    latencies[2] = 7.0
+    calls = 0
+    labels = Predictor.labels
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return labels(*arguments)
+
+    monkeypatch.setattr(Predictor, "labels", counting)
+    assert "more than 3 times" in refused(line, line.digests[1])
+    assert calls == 3
+
+
+def test_a_line_that_ends_does_not_wait_for_the_gate(tmp_path, monkeypatch):
+    store, digests = stored(tmp_path / "store", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
+    monkeypatch.setattr(pre_rollout_checks, "REST", 1e9)
+    begun = threading.Event()
+    labels = Predictor.labels
+
+    def begin(*arguments: Any) -> Any:
+        begun.set()
+        return labels(*arguments)
+
+    with ThreadPoolExecutor() as threads:
+        with running(store, digests, Gate()) as line:
+            line.judge(1)
+            monkeypatch.setattr(Predictor, "labels", begin)
+            activating = threads.submit(line.rollout.activate, digests[1], "me")
+            wait_until(begun.is_set)
+        with pytest.raises(EdgeNodeError, match="the line ends"):
+            activating.result()
 
 
 @pytest.mark.parametrize(

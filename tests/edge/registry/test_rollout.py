@@ -48,6 +48,16 @@ from tests.support.waiting import wait_until
 SWAPS = 24
 
 
+class CountingTrial(ModelTrial):
+    """A trial that counts what it has tried."""
+
+    checks = 0
+
+    def check(self, bundle, images=()):
+        self.checks += 1
+        return super().check(bundle, images)
+
+
 def wanted(store: BundleStore, digest: str) -> Answer:
     return send_request(
         store.folder, Request(action="activate", by="test", bundle=digest), 30, store.is_locked
@@ -290,6 +300,41 @@ def test_a_graph_that_would_stop_the_line_is_refused_and_the_next_one_served(tmp
         assert line.model.digest == one
         rollout.activate(three, "me")
         assert line.model.digest == three
+
+
+@pytest.mark.parametrize("graph", [looping_onnx(16, -1), greedy_onnx(16, 10**9)])
+def test_a_graph_that_would_stop_the_line_is_refused_when_the_line_begins_with_it(tmp_path, graph):
+    hostile = tiny_bundle(tmp_path / "hostile", round_=2, graph=graph).folder
+    store, (one,) = stored(tmp_path / "bundles", tiny(tmp_path / "one"))
+
+    def rollout() -> Rollout:
+        return Rollout(store, Gate(), trial=ModelTrial(loading=2))
+
+    with pytest.raises(BundleError):
+        rollout().load_first(hostile)
+    assert rollout().load_first(None).digest == one
+
+    # from an earlier version, which activated without a trial
+    store.record_activation(store.add(hostile, "test"), "test", trial=False)
+    assert rollout().load_first(None).digest == one
+
+
+def test_a_bundle_is_tried_when_a_line_first_begins_with_it_and_not_again(tmp_path):
+    first = tiny(tmp_path / "one")
+    store, (one, two) = stored(tmp_path / "bundles", first, tiny(tmp_path / "two", 2))
+    trial = CountingTrial()
+    assert Rollout(store, Gate(), trial=trial).load_first(first).digest == one
+    assert trial.checks == 1
+
+    rollout = Rollout(store, Gate(), trial=trial)
+    line = Pipeline(rollout.load_first(first), NullConsumer(), monitors=[rollout])
+    assert trial.checks == 1
+    with closing(line), rollout.manage(line):
+        rollout.activate(two, "me")
+    assert trial.checks == 2
+
+    assert Rollout(store, Gate(), trial=trial).load_first(None).digest == two
+    assert trial.checks == 2
 
 
 def test_a_line_that_ends_does_not_wait_for_a_graph_that_never_ends(tmp_path):

@@ -1,6 +1,10 @@
 """Numbers, durations and names as people read them."""
 
+import re
 from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge.terminal.formatting import (
     format_bytes,
@@ -74,3 +78,16 @@ def test_no_cell_is_a_formula_to_a_spreadsheet_and_its_text_can_be_had_back() ->
     for text in [*hostile, "'=1", "''=1", "part-7.png", "", "'quoted'"]:
         assert read_cell(plain_cell(text)) == text
     assert plain_cell("part-7.png") == "part-7.png"
+
+
+@given(st.text("a=+-@'\"; ,\t\r\n\u00a0\ufeff\uff1d", max_size=8))
+def test_no_part_of_a_cell_becomes_one_that_is_a_formula_where_other_separators_count(
+    text: str,
+) -> None:
+    """A spreadsheet in German splits rows at semicolons, and LibreOffice at tabs too; quotes that
+    begin in the middle of a cell hold nothing together.
+    """
+    shown = plain_cell(text)
+    for part in re.split("[;\t\r\n]", shown):
+        assert part.strip("\u00a0\ufeff ")[:1] not in set("=+-@\uff1d")
+    assert read_cell(shown) == text

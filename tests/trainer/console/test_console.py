@@ -260,6 +260,14 @@ def test_who_watches_a_run_is_told_that_the_console_is_there_though_nothing_chan
     assert (second.startswith(b"event: alive\n"), b"\ndata: " in second) == (True, True)
 
 
+def test_no_cell_of_a_file_is_a_formula_to_a_spreadsheet(page: Page) -> None:
+    written = page.ask(
+        """import("./console_values.js").then(({ toCsv }) =>
+          toCsv(["=1", "a;=1"], [["\\u00a0=1", -1]]).text())"""
+    )
+    assert list(csv.reader(io.StringIO(written))) == [["'=1", "a;'=1"], ["'\u00a0=1", "-1"]]
+
+
 def test_what_is_shown_can_be_taken_away_as_files(page: Page) -> None:
     rows = list(csv.DictReader(io.StringIO(download(page, "#csv"))))
     assert len(rows) == 6 * 3

@@ -27,7 +27,7 @@ from tests.support.damaged_files import (
 from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, end_all, same
 from trainer import progress
-from trainer.federation.client import training_thread
+from trainer.federation.client import checkpoint, training_thread
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.operator_actions import Kind, act, make_action
 from trainer.federation.server.spec import Participation
@@ -57,6 +57,7 @@ KNOWN = (
             "state-?-?.safetensors",
             "alone.json",
             "alone-*.safetensors",
+            "aliases.json",
             f"blobs/{BLOB}",
             "timeline.jsonl",
         )
@@ -147,8 +148,10 @@ class Killed:
         self._federation = Federation(*self._arguments)
         self._run_until(EARLIER, len(EARLIER))
         self._act("pause")
+        checkpoint.confirm_alias(self.snapshot.newer / "plant-a", "Kratzer", "scratches")
         shutil.copytree(self.snapshot.newer, self.snapshot.older)
         self._act("resume")
+        checkpoint.confirm_alias(self.snapshot.newer / "plant-a", "Riss", "patches")
         self._run_until(MOMENTS[moment], len(MOMENTS[moment]) + (moment == "in a round"))
         if moment == "after the last":
             with Ledger(self.snapshot.newer / "coordinator") as ledger:
@@ -177,6 +180,8 @@ class Killed:
         """With a broker of its own, since this one would tell nodes later what another case has
         aborted.
         """
+        aliases = checkpoint.load_aliases(folder / "plant-a")
+        assert aliases.items() <= {"Kratzer": "scratches", "Riss": "patches"}.items()
         _, plants, _, _, *others = self._arguments
         new = "--new" in commands
         with start_broker(self._scratch.with_name("broker"), kind="mosquitto") as running:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import RecordHead
@@ -18,7 +19,7 @@ from broker_config.security import trust
 from broker_config.security.kit import Kit
 from broker_config.security.message_signing import MessageSigner
 from broker_config.security.signing import SigningKey
-from broker_config.storage import hash_chain
+from broker_config.storage import checksums, hash_chain
 from edge.bundle.bundle_format import MANIFEST
 from edge.registry.bundle_store import line_store
 from tests.support.bundle_stores import stored, tiny
@@ -295,6 +296,16 @@ def test_a_line_that_rewrites_its_record_contradicts_its_state(tmp_path: Path) -
     (what,) = false(tmp_path / "line")
     assert "contradicts state.json" in what
     assert one in str(store.digests())
+
+
+def test_a_state_that_counts_its_events_from_below_nothing_is_false(tmp_path: Path) -> None:
+    store, _ = stored(line_store(tmp_path / "line", "line-1").folder, tiny(tmp_path / "old"))
+    state = store.state()
+    (*others, newest) = state.history
+    history = (*others, replace(newest, number=-9))
+    checksums.write_record(store.folder / "state.json", replace(state, history=history))
+    (what,) = false(tmp_path / "line")
+    assert "state.json" in what
 
 
 def test_a_personal_model_is_verified_by_its_checksums_and_its_coordinators_signature(

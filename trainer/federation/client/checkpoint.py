@@ -355,21 +355,23 @@ def save_passed(folder: Path, audited: str) -> None:
 
 def load_aliases(folder: Path) -> dict[str, str]:
     """The classes that a person has confirmed for folders that are called otherwise."""
-    path = folder / ALIASES  # without a checksum: people may write it
+    path = folder / ALIASES
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return checksums.read_record(path, dict[str, str]) or {}
+    except (OSError, checksums.DamagedError) as error:
+        damage = error
+    try:
+        # earlier versions wrote no checksum; what has one is no table of strings, however damaged
+        return msgspec.json.decode(disk.read_regular(path), type=dict[str, str])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         raise EdgeNodeError(
-            f"{path} cannot be read ({error})", "remove it: you are asked again"
-        ) from error
+            f"{path} cannot be read ({damage})", f"remove {path}: you are asked again"
+        ) from None
 
 
 def confirm_alias(folder: Path, name: str, class_name: str) -> None:
     """Write down that a person has confirmed a folder's class."""
-    data = msgspec.json.encode(load_aliases(folder) | {name: class_name})
-    with disk.writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
-        disk.replace_bytes(folder / ALIASES, data)
+    _write(folder / ALIASES, load_aliases(folder) | {name: class_name})
 
 
 def _write(path: Path, value: object) -> None:

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from tests.support.tiny_bundle import tiny_bundle
 from trainer.data.folder_scan import FolderScan, scan_folder
+from trainer.federation.client import checkpoint
 from trainer.federation.client.class_aliases import assign_classes
 from trainer.federation.server.spec import Request, draft
 
 CLASSES = ("inclusion", "patches", "scratches")
+CONFIRMED = {"Kratzer": "scratches", "Riss": "patches"}
 
 
 def plant(folder: Path, *names: str) -> FolderScan:
@@ -96,6 +98,32 @@ def test_what_was_confirmed_for_a_class_that_this_federation_has_not_is_asked_an
     (join.state / "aliases.json").write_text('{"Kratzer": "scratch"}')
     assert join.assign(confirm=join.answer(True)) == {"Kratzer": "scratches"}
     assert len(join.asked) == 1
+
+
+def test_no_damage_of_what_was_confirmed_teaches_a_folder_as_another_class(
+    tmp_path: Path,
+) -> None:
+    for name, class_name in CONFIRMED.items():
+        checkpoint.confirm_alias(tmp_path, name, class_name)
+    path = tmp_path / "aliases.json"
+    whole = path.read_bytes()
+    assert checkpoint.load_aliases(tmp_path) == CONFIRMED
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(EdgeNodeError, match="aliases"):
+            checkpoint.load_aliases(tmp_path)
+
+
+def test_what_an_earlier_version_has_confirmed_holds_and_gets_a_checksum_with_the_next(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "aliases.json").write_text('{"Kratzer": "scratches"}')
+    assert checkpoint.load_aliases(tmp_path) == {"Kratzer": "scratches"}
+    checkpoint.confirm_alias(tmp_path, "Riss", "patches")
+    assert checkpoint.load_aliases(tmp_path) == CONFIRMED
+    assert b"sha256" in (tmp_path / "aliases.json").read_bytes()
 
 
 def test_a_no_ends_it_and_is_not_remembered(tmp_path: Path) -> None:
