@@ -212,9 +212,9 @@ class Worker:
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast = self._read(manifest)
-        if manifest.round == 1:
-            check_scales(self._spec, broadcast)
         past = self.progress
+        if past is None:  # afterwards the digest of the spec stands for its scales
+            check_scales(self._spec, broadcast, manifest.round)
         given = None if past else broadcast
         self.alone.begin(given)
         before = self._load(past) if past else self._participant.start(broadcast)

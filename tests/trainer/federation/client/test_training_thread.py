@@ -161,6 +161,41 @@ def test_a_model_is_of_the_images_as_they_are_now(images: dict[str, Path], tmp_p
     assert made.metadata.trained == expected.metadata.trained
 
 
+@pytest.mark.parametrize("round_", [1, 2])
+def test_a_node_contributes_nothing_in_steps_that_do_not_follow_from_what_it_begins_with(
+    round_: int, images: dict[str, Path], tmp_path: Path
+) -> None:
+    """A newcomer, or a node that has lost its folder, begins in a later round."""
+    spec, broadcast = draft(
+        Request("fedavg", model="small", weights="none", size=32, rounds=3),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    name = min(spec.tensors)
+    coarse = msgspec.structs.replace(spec.tensors[name], scale=spec.tensors[name].scale - 20)
+    spec = msgspec.structs.replace(spec, tensors={**spec.tensors, name: coarse})
+    inbox: queue.Queue[object] = queue.Queue()
+    worker = Worker(spec, NAME, load_images(spec, images[NAME]), tmp_path / "state", inbox)
+    digest, size = worker.store.put(encode_tensors(broadcast))
+    manifest = Manifest(
+        federation="steel",
+        run=spec.run,
+        round=round_,
+        node="coordinator",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
+    )
+    worker.train(manifest, counted=False)
+    told = inbox.get(timeout=60)
+    worker.close()
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, UsageError)
+    assert name in str(told.error)
+    assert worker.progress is None
+
+
 # The model of the first sums
 
 
