@@ -7,7 +7,7 @@ one of them where a file of the newest is damaged, and where its coordinator has
 
 import contextlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -35,7 +35,8 @@ _FIRST = "first-sums.safetensors"
 _FIRST_RECORD = "first-sums.json"
 _SPEC = "spec.json"
 ALIASES = "aliases.json"
-_MASKS = "masks.json"
+# an older copy of one file must not have its masks hide another contribution
+_MASKS = ("masks.json", "masks-copy.json")
 _AUDITED = "audited.json"
 _RECORDS = "progress-*.json"
 _STATES = "state-*.safetensors*"
@@ -82,15 +83,7 @@ def load_identity(folder: Path) -> Identity | None:
 
     EdgeNodeError if it is damaged.
     """
-    found = list[Identity]()
-    damaged = None
-    for name in _IDENTITIES:
-        try:
-            found += [each] if (each := _read(folder / name, Identity)) else []
-        except EdgeNodeError as error:
-            damaged = error
-    if damaged and not found:
-        raise damaged
+    found = _read_copies(folder, _IDENTITIES, Identity)
     return max(found, key=lambda each: each.incarnation, default=None)
 
 
@@ -104,8 +97,7 @@ def begin_session(folder: Path) -> Identity:
     identity = last.identity if last else secrets.token_hex(8)
     incarnation = last.incarnation + 1 if last else 1
     new = Identity(identity=identity, incarnation=incarnation, session=secrets.token_hex(8))
-    for name in _IDENTITIES:
-        _write(folder / name, new)
+    _write_copies(folder, _IDENTITIES, new)
     _remove(folder, ".tmp*", set())  # what safetensors was writing when a process was killed
     return new
 
@@ -148,14 +140,8 @@ def _keep_digest(folder: Path, spec: Spec | VflSpec) -> None:
     remember that of another one for ever.
     """
     known: dict[str, str] = {}
-    damaged = None
-    for name in _RUNS:
-        try:
-            known |= _read(folder / name, dict[str, str]) or {}
-        except EdgeNodeError as error:
-            damaged = error
-    if damaged and not known:
-        raise damaged
+    for copy in _read_copies(folder, _RUNS, dict[str, str]):
+        known |= copy
     digest = digest_spec(spec)
     if known.setdefault(spec.run, digest) != digest:
         raise UsageError(
@@ -164,8 +150,7 @@ def _keep_digest(folder: Path, spec: Spec | VflSpec) -> None:
             "ask the operator of the federation's server why; do not join it from another --state "
             "folder before that is known",
         )
-    for name in _RUNS:
-        _write(folder / name, known)
+    _write_copies(folder, _RUNS, known)
 
 
 def load_spec(folder: Path) -> Spec | None:
@@ -330,14 +315,29 @@ def save_alone(folder: Path, reached: AloneProgress) -> None:
 def load_masks(folder: Path) -> MaskRecord | None:
     """What the node must not forget of its masks; None if it has had none.
 
-    EdgeNodeError if it is damaged.
+    Of two copies the one that was written last counts, so that an older copy in the place of one
+    is without effect.
+
+    Raises:
+        EdgeNodeError: both are damaged. An older copy of both could have the same masks hide
+            another contribution, so that is no remedy.
     """
-    return _read(folder / _MASKS, MaskRecord)
+    paths = [folder / name for name in _MASKS]
+    try:
+        found = checksums.read_copies(paths, MaskRecord)
+    except checksums.DamagedError as error:
+        raise EdgeNodeError(
+            f"{paths[0]} and its copy, with what this node must not forget of its masks, are "
+            f"damaged ({error})",
+            f"ask the coordinator's operator to end this run (edge-node abort), then remove "
+            f"{paths[0]} and {paths[1]}, and join the next one",
+        ) from error
+    return max(found, key=lambda each: each.writes, default=None)
 
 
 def save_masks(folder: Path, record: MaskRecord) -> None:
     """Write down what the node must not forget of its masks."""
-    _write(folder / _MASKS, record)
+    _write_copies(folder, _MASKS, record)
 
 
 def has_passed(folder: Path, audited: str) -> bool:
@@ -370,6 +370,19 @@ def confirm_alias(folder: Path, name: str, class_name: str) -> None:
     with disk.writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
         disk.replace_bytes(folder / ALIASES, data)
+
+
+def _write_copies(folder: Path, names: Sequence[str], value: object) -> None:
+    with disk.writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
+        checksums.write_copies([folder / name for name in names], value)
+
+
+def _read_copies(folder: Path, names: Sequence[str], expect: type[T]) -> list[T]:
+    try:
+        return checksums.read_copies([folder / name for name in names], expect)
+    except checksums.DamagedError as error:
+        raise _damaged(folder / names[0], str(error)) from error
 
 
 def _write(path: Path, value: object) -> None:

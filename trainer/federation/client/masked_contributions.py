@@ -86,6 +86,8 @@ class MaskedContributions:
             signer.verify_statement,
         )
         self._record = checkpoint.load_masks(folder)
+        if self._record is not None:
+            checkpoint.save_masks(folder, self._record)  # one of the two copies may be damaged
         self._parts = StepParts()
 
     def begin(self, round_: int) -> MaskingAnswer:
@@ -143,6 +145,8 @@ class MaskedContributions:
 
     def _keep(self, record: member_state.Record) -> None:
         if record != self._record:
+            before = self._record.writes if self._record else 0
+            record = msgspec.structs.replace(record, writes=before + 1)
             checkpoint.save_masks(self._folder, record)
             self._record = record
 

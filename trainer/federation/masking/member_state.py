@@ -62,6 +62,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     survivors: tuple[Name, ...] = ()
     masked: str = ""  # digest of the contribution that its masks were used for
     released: str = ""  # digest of that contribution behind them: no other bytes leave the node
+    # how often the node has written a record: of two copies the one with more is the newer
+    writes: int = 0
     # the newest round with masks of each run that the node was in before this one
     earlier: dict[str, int] = {}
 
