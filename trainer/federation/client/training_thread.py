@@ -24,7 +24,7 @@ from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.plant_images import digest_images
-from trainer.federation.client.privacy_file import open_account
+from trainer.federation.client.privacy_file import check_account, open_account
 from trainer.federation.client.received_delta import apply_delta
 from trainer.federation.client.session_events import (
     Begun,
@@ -97,6 +97,8 @@ class Worker:
         self.deploys_final = self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
         self.progress = self.found.progress
+        if account is not None and self.progress is not None and self.progress.history:
+            check_account(folder, account, spec.run)
         # Where no image can judge training, nothing that is trained will be deployed.
         can_judge = images.test is not None or not spec.first_totals
         self.alone = AloneTraining(spec, name, images, folder, wanted=can_judge and not previews)
