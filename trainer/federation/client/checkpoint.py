@@ -106,6 +106,16 @@ def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
     """Write down the spec by which a node or sensor takes part in a run:
     it holds for the whole run, also after other runs.
 
+    Raises: as `check_known`.
+    """
+    check_known(folder, spec)
+    _write_copies(folder, _RUNS, {**_known_runs(folder), spec.run: digest_spec(spec)})
+    _write(folder / _SPEC, spec)
+
+
+def check_known(folder: Path, spec: Spec | VflSpec) -> bool:
+    """Return whether the folder was in this run before, which must have been by this spec.
+
     Raises:
         UsageError: an earlier process of it took part in this run by another one.
         EdgeNodeError: what it knows of its runs is damaged.
@@ -130,27 +140,23 @@ def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
             "publishes the spec that the run began with. If that is this one, join with another "
             "--state folder",
         )
-    _keep_digest(folder, spec)
-    if not is_known:
-        _write(folder / _SPEC, spec)
-
-
-def _keep_digest(folder: Path, spec: Spec | VflSpec) -> None:
-    """Compare the spec of a known run with that by which the folder was in it;
-    remember that of another one for ever.
-    """
-    known: dict[str, str] = {}
-    for copy in _read_copies(folder, _RUNS, dict[str, str]):
-        known |= copy
-    digest = digest_spec(spec)
-    if known.setdefault(spec.run, digest) != digest:
+    digest = _known_runs(folder).get(spec.run)
+    if digest not in (None, digest_spec(spec)):
         raise UsageError(
             f"run {spec.run} is announced with another spec than the one by which this node has "
             "taken part in it: what it has sent would be sent again in another form",
             "ask the operator of the federation's server why; do not join it from another --state "
             "folder before that is known",
         )
-    _write_copies(folder, _RUNS, known)
+    return is_known or digest is not None
+
+
+def _known_runs(folder: Path) -> dict[str, str]:
+    """Return the digest of the spec of every run that the folder was in."""
+    known: dict[str, str] = {}
+    for copy in _read_copies(folder, _RUNS, dict[str, str]):
+        known |= copy
+    return known
 
 
 def load_spec(folder: Path) -> Spec | None:

@@ -83,9 +83,9 @@ def _read(folder: Path) -> _Kept | None:
         raise EdgeNodeError(
             f"the account of what this plant's images have told, {paths[0]} and its copy, is "
             f"damaged: {error}",
-            f"restore {paths[0]} from a copy, the newest; without one, what was spent before is not "
-            f"known any more: remove {paths[0]} and {paths[1]} only to take part in a new run, and "
-            "count what it costs on top",
+            f"restore {paths[0]} from a copy, the newest; without one, what was spent before is "
+            f"not known any more: remove {paths[0]} and {paths[1]} only to take part in a new run, "
+            "and count what it costs on top",
         ) from error
     return max(found, key=_count_writes, default=None)
 

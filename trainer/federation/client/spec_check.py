@@ -6,7 +6,7 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Spec, TensorSpec
-from broker_config.protocol.round_contents import BOUND_REVISION, hides_contributions
+from broker_config.protocol.round_contents import predates_binding
 from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import HEADROOM, scale_for
 from trainer.methods import make
@@ -26,7 +26,7 @@ def check_spec(spec: Spec) -> None:
     Raises:
         UsageError: it does not match them, or began with an earlier version.
     """
-    if hides_contributions(spec) and spec.revision < BOUND_REVISION:
+    if predates_binding(spec):
         raise UsageError(
             f"run {spec.run} of federation {spec.federation!r} began with an earlier version of "
             "edge-node, whose masks and noise could hide two things",
