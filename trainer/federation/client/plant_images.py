@@ -29,6 +29,12 @@ def digest_images(images: LabelledImages) -> str:
     return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
 
 
+def digest_groups(images: LabelledImages) -> str:
+    """A digest of which images belong together; in whatever order."""
+    groups = [sorted(images.digests[place] for place in each) for each in images.sets]
+    return hashlib.sha256(msgspec.json.encode(sorted(groups))).hexdigest()
+
+
 def suited_hold_out(spec: Spec, method: Method) -> HoldOut:
     """What a node of this federation holds out, where its plant brings no held-out images.
 

@@ -19,10 +19,12 @@ from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import checksums, disk
 from broker_config.transfer.blob_transfer import BlobStore
 from edge.inference import native_memory
+from trainer.audit.exposure import What
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.federation_audit import check_begin
 from trainer.federation.client.plant_images import digest_images
 from trainer.federation.client.privacy_file import check_account, open_account
 from trainer.federation.client.received_delta import apply_delta
@@ -60,6 +62,7 @@ class Worker:
         previews: whether the node wants to know what joining would give, and no model.
         most_epsilon: that a private federation may spend of its images, with all that was spent
             before.
+        exposure: how much attacks may tell of the images, and of what.
 
     Raises:
         EdgeNodeError: the state in `folder` is damaged.
@@ -75,8 +78,10 @@ class Worker:
         *,
         previews: bool = False,
         most_epsilon: float = inf,
+        exposure: Mapping[What, float] = {},
     ):
         self._images = images
+        self._exposure = exposure
         self._finish = self._preview if previews else self._deploy
         self._spec = spec
         self._name = name
@@ -217,6 +222,15 @@ class Worker:
         past = self.progress
         if past is None:  # afterwards the digest of the spec stands for its scales
             check_scales(self._spec, broadcast, manifest.round)
+        check_begin(
+            self._spec,
+            self._images,
+            self._exposure,
+            broadcast,
+            manifest.round,
+            self._stopping.is_set,
+        )
+        self._exposure = {}  # nobody need try the same attacks again
         given = None if past else broadcast
         self.alone.begin(given)
         before = self._load(past) if past else self._participant.start(broadcast)

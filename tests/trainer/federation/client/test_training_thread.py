@@ -18,7 +18,7 @@ from broker_config.protocol.messages import Manifest
 from broker_config.storage import disk
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, load_images
-from trainer.federation.client import checkpoint
+from trainer.federation.client import checkpoint, federation_audit
 from trainer.federation.client.session_events import (
     Begun,
     Contributed,
@@ -194,6 +194,54 @@ def test_a_node_contributes_nothing_in_steps_that_do_not_follow_from_what_it_beg
     assert isinstance(told.error, UsageError)
     assert name in str(told.error)
     assert worker.progress is None
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_an_audit_is_made_again_where_the_federation_begins_with_another_encoder(
+    is_other: bool, images: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit before joining knew no broadcast, and made one with weights of its own."""
+    spec, broadcast = draft(
+        Request("gaussian", model="small", weights="none", size=32, seed=7),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    name = min(broadcast)
+    if is_other:
+        broadcast = {**broadcast, name: broadcast[name] + 1}
+
+    def refuse(_: Any, plant: Any, most: Any, *others: Any) -> None:
+        assert len(plant.train.labels) == 6
+        assert most == {"counts": 0.5}
+        assert np.array_equal(others[-1][name], broadcast[name])
+        raise UsageError("it tells too much", "stay out")
+
+    monkeypatch.setattr(federation_audit, "check_exposure", refuse)
+    inbox: queue.Queue[object] = queue.Queue()
+    worker = Worker(
+        spec,
+        NAME,
+        load_images(spec, images[NAME]),
+        tmp_path / "state",
+        inbox,
+        exposure={"counts": 0.5},
+    )
+    digest, size = worker.store.put(encode_tensors(broadcast))
+    manifest = Manifest(
+        federation="steel",
+        run=spec.run,
+        round=1,
+        node="coordinator",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
+    )
+    worker.train(manifest, counted=False)
+    told = inbox.get(timeout=60)
+    worker.close()
+    assert isinstance(told, Failed if is_other else Contributed), told
+    assert (worker.progress is None) == is_other
 
 
 # The model of the first sums
