@@ -1,7 +1,6 @@
 """Training thread of a node, whose results are on disk before they are reported."""
 
 import queue
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +36,7 @@ from trainer.federation.client.session_events import (
 )
 from trainer.federation.client.spec_check import check_scales
 from trainer.federation.update_codec import encode_contribution
+from trainer.methods import make
 from trainer.models.named_tensors import Arrays, select
 from trainer.progress.events import ModelReady
 from trainer.training import personal_model
@@ -89,12 +89,13 @@ class Worker:
         self._inbox = inbox
         self._digest = digest_images(images.train)
         self.store = BlobStore(folder / "blobs")
-        # a secret that outlives the process: made again, a contribution tells nothing new
-        if spec.privacy:
+        # A secret that outlives the process: made again, a contribution tells nothing new. Another
+        # process would else send the same patches of images with other noise.
+        secret = ""
+        account = None
+        relay = make(spec.method, spec.training, spec.options, spec.head, spec.privacy).relay
+        if spec.privacy or (relay and relay.protection):
             secret, account = open_account(folder, most_epsilon)
-        else:
-            secret = secrets.token_hex(16)
-            account = None
         self._participant = Participant(spec, name, images, secret=secret, account=account)
         self.method = self._participant.method
         self.classes = self._participant.own
@@ -102,7 +103,7 @@ class Worker:
         self.deploys_final = self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
         self.progress = self.found.progress
-        if account is not None and self.progress is not None and self.progress.history:
+        if spec.privacy and account and self.progress and self.progress.history:
             check_account(folder, account, spec.run)
         # Where no image can judge training, nothing that is trained will be deployed.
         can_judge = images.test is not None or not spec.first_totals
