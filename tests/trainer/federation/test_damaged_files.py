@@ -155,6 +155,9 @@ def _live(
         for node, event in ((coordinator, progress.Contribution), (nodes[0], progress.Measured)):
             _wait_for_last_round(node, event, 2 if node is coordinator else 1)
         reached.release()
+    if ("plant-c", "contribute", 3) in held:
+        _wait_for_last_round(coordinator, progress.Contribution, 2)
+        reached.release()
     threading.Event().wait()
 
 
@@ -187,7 +190,7 @@ class Killed:
         self._act("pause")
         shutil.copytree(self.snapshot.newer, self.snapshot.older)
         self._act("resume")
-        self._run_until(MOMENTS[moment], len(MOMENTS[moment]) + (moment == "in a round"))
+        self._run_until(MOMENTS[moment], len(MOMENTS[moment]) + (moment != "after the last"))
         if moment == "after the last":
             with Ledger(self.snapshot.newer / "coordinator") as ledger:
                 ledger.resume()

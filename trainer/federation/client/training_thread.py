@@ -192,7 +192,9 @@ class Worker:
         if past is None or past.round != _AFTER_SUMS - 1:
             return  # it was not there when they were made
         broadcast = self._read(manifest, whole=True)
-        first = take_first(self._participant, self._load(past), broadcast, counted=counted)
+        state = self._load(past)
+        counted = counted or self._participant.may_hold_own(state, broadcast)
+        first = take_first(self._participant, state, broadcast, counted=counted)
         if self._is_intact(past.broadcast):
             self._check_encoder(self._read(past.broadcast), first)
         checkpoint.save_first(self.folder, self._spec.run, first)
@@ -208,6 +210,22 @@ class Worker:
             high=metrics.get("accuracy_high"),
         )
         self._inbox.put(Begun(ready, personal_model.format_outcome(metadata)))
+
+    def _find_own(self, progress: Progress, totals: Arrays) -> tuple[State, bool]:
+        """Return the node's state at the end, and whether totals are taken to hold its sums.
+
+        The coordinator says whether they do. Where it says no of sums that it may have, and the
+        totals can hold them, they are taken out all the same: heads that are judged without an
+        image would else know it from the totals, and flatter themselves.
+        """
+        state = self._load(progress)
+        counted = progress.counted is True
+        was_there = progress.round < self._spec.rounds or progress.blob is not None
+        if self._spec.statistics and was_there:
+            if progress.round < self._spec.rounds:  # its part of the last round is lost
+                state = self._participant.with_statistics(state, totals)
+            counted = counted or self._participant.may_hold_own(state, totals)
+        return state, counted
 
     def _check_encoder(self, summed: Arrays, first: Arrays) -> None:
         """Check that totals come with the encoder whose features were summed."""
@@ -291,8 +309,7 @@ class Worker:
             alone = self.alone.result()
         except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
-        state = self._load(progress)
-        counted = progress.counted is True
+        state, counted = self._find_own(progress, last)
         if self._spec.statistics and counted and progress.images != self._digest:
             # The totals hold sums of images that the node has no more: it adds those of its images
             # of now, for itself.
@@ -318,9 +335,8 @@ class Worker:
 
     def _preview(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
-        state = self._load(progress)
         result = self._read(final, final=True)
-        counted = progress.counted is True
+        state, counted = self._find_own(progress, result)
         others = self._participant.without_own(state, result, counted=counted)
         metrics: Mapping[str, float] = {}
         if not self._spec.chooses:

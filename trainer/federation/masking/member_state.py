@@ -135,8 +135,7 @@ def use_masks(record: Record, contribution: str) -> Record:
         raise EdgeNodeError(
             f"round {record.round} was trained again by this node, and came out otherwise: "
             "behind the same masks both together would tell their difference",
-            "join again once that round is closed: ask the coordinator's operator to close it "
-            "without this node",
+            "ask the coordinator's operator to close the round without this node, then join again",
         )
     return replace(record, masked=contribution)
 
