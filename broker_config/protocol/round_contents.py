@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from broker_config.protocol.messages import Spec, TensorSpec
+from broker_config.protocol.vfl_messages import VflSpec
 
 # of a masked contribution, in whole parts of the largest one that a method allows
 MASKED_WEIGHT = "masked.weight"
@@ -57,16 +58,28 @@ def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     return {**spec.tensors, **spec.statistics} if holds_totals else spec.tensors
 
 
-def needed_revision(spec: Spec) -> int:
-    """The revision of the protocol that a node of this federation must know."""
-    if hides_contributions(spec) or spec.chooses:
+def needed_revision(spec: Spec | VflSpec) -> int:
+    """The revision of the protocol that a member of this federation must know."""
+    if hides_contributions(spec):
         return BOUND_REVISION
-    return int(spec.first_totals)
+    if isinstance(spec, VflSpec):
+        return 0
+    return BOUND_REVISION if spec.chooses else int(spec.first_totals)
 
 
-def hides_contributions(spec: Spec) -> bool:
-    """Whether masks or noise hide what a node contributes."""
+def hides_contributions(spec: Spec | VflSpec) -> bool:
+    """Whether masks or noise hide what a member contributes."""
+    if isinstance(spec, VflSpec):
+        return spec.privacy.clip > 0
     return spec.mask_threshold > 0 or spec.privacy is not None
+
+
+def predates_binding(spec: Spec | VflSpec) -> bool:
+    """Whether masks or noise of a run are those of an earlier version, and could hide two things.
+
+    The masks and noise of today's runs follow from the digest of the spec.
+    """
+    return hides_contributions(spec) and spec.revision < BOUND_REVISION
 
 
 def basis(spec: Spec, broadcast: str) -> str:

@@ -126,6 +126,8 @@ class VflSpec(Message, frozen=True, kw_only=True):
     commit: Annotated[int, Meta(ge=1, le=10_000)] = 20
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    # of this protocol, with which the run began; see `REVISION`
+    revision: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
     def steps_of_head(self, iterations: Sequence[int]) -> int:
         """E_{t,0}: the head's local iterations in a round in which sensors take so many."""
@@ -145,6 +147,8 @@ class VflHello(Message, frozen=True, kw_only=True):
     # rounds whose end it can go back to
     kept: Annotated[tuple[Period, ...], Meta(max_length=8)] = ()
     lacks: Annotated[str, Meta(max_length=300)] = ""  # what its round waits for, in words
+    # of this protocol, that it knows; see `REVISION`
+    revision: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class SensorState(Struct, frozen=True, kw_only=True):

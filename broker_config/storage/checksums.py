@@ -3,7 +3,7 @@ or of a folder's files in `SHA256SUMS`.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +53,38 @@ def read_record(path: Path, expect: type[T]) -> T | None:
         raise explain_scarcity(error) or error from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedError(str(error)) from error
+
+
+def write_copies(paths: Sequence[Path], value: object) -> None:
+    """Replace each copy of a file as `write_record` does, one after the other.
+
+    Damage to one copy, or an older one in its place, then undoes nothing.
+    """
+    for path in paths:
+        write_record(path, value)
+
+
+def read_copies(paths: Sequence[Path], expect: type[T]) -> list[T]:
+    """Return the values of those copies of a file that are there and intact.
+
+    They differ where one was replaced by an older one, or a process was killed between them.
+
+    Raises:
+        DamagedError: one is damaged, and none is intact.
+        OSError, EdgeNodeError: as `read_record`.
+    """
+    found = list[T]()
+    damaged = None
+    for path in paths:
+        try:
+            value = read_record(path, expect)
+        except DamagedError as error:
+            damaged = error
+        else:
+            found += [] if value is None else [value]
+    if damaged and not found:
+        raise damaged
+    return found
 
 
 def digest(data: bytes) -> str:

@@ -218,6 +218,7 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
     """
     from importlib.metadata import version
 
+    from broker_config.protocol.messages import REVISION
     from broker_config.storage import disk
     from trainer import progress
     from trainer.vfl.channel_noise import parse_channel
@@ -258,6 +259,7 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
         commit=options.commit,
         seed=options.seed,
         threads=options.threads,
+        revision=REVISION,
     )
     vfl_spec.validate(spec)
     check_policy(options.policy, options.iterations, len(spec.sensors))

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.messages import REVISION
 from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from edge.vfl.sensor_rows import RowFile, Samples
 from tests.support.waiting import PATIENCE, wait_until
@@ -46,6 +47,7 @@ def vfl_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSp
             "commit": 3,
             "patience": 1.0,
             "policy": "all",
+            "revision": REVISION,
         }
         | fields,
     )

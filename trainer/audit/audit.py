@@ -85,11 +85,12 @@ def audit(
     *,
     only_actual: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    first: Arrays | None = None,
 ) -> Audited:
     """Attack what a federation would make a plant send, and what it would in its other modes.
 
-    The first broadcast is made here, as a coordinator would with the weights that it takes by
-    itself. What each attack knows, and how it is judged, is in docs/security.md.
+    Unless the `first` broadcast is there, it is made as a coordinator would with the weights that
+    it takes by itself. What each attack knows, and how it is judged, is in docs/security.md.
 
     Args:
         spec: of the federation.
@@ -98,6 +99,7 @@ def audit(
         seed: of parts and attacks.
         only_actual: whether other modes are left out.
         stop: asked often.
+        first: the broadcast that the federation begins with.
 
     Raises:
         UsageError: there are too few images.
@@ -110,7 +112,7 @@ def audit(
             "label more images",
         )
     parts = split(images, seed, as_trained=False)
-    broadcast = _first_broadcast(spec)
+    broadcast = make_first_broadcast(spec) if first is None else first
     modes: list[ModeAudit] = []
     pictures: dict[Mode, tuple[Pictures, ...]] = {}
     chosen_modes = (find_mode(spec),) if only_actual else MODES
@@ -252,8 +254,11 @@ def _draft(spec: Spec, mode: Mode) -> tuple[Spec, Arrays]:
     return replace(made, run=spec.run), first  # noise depends on it
 
 
-def _first_broadcast(spec: Spec) -> Arrays:
-    """What a federation begins with, as far as its spec tells."""
+def make_first_broadcast(spec: Spec) -> Arrays:
+    """Return what a federation begins with, as far as its spec tells.
+
+    The weights are those that a coordinator takes by itself.
+    """
     return draft(
         _request(spec), federation=spec.federation, classes=spec.classes, nodes=spec.nodes
     )[1]

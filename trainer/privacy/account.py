@@ -46,6 +46,10 @@ class Account:
         """What is spent of each image, in this run and all earlier ones."""
         return self._epsilon_with(0.0)
 
+    def knows(self, run: str) -> bool:
+        """Return whether anything of a run is on the account."""
+        return any(each.run == run for each in self._releases)
+
     def spend(self, run: str, round_: int, basis: str, squared: float) -> None:
         """Write down what is about to be made, unless it was made before."""
         if any(

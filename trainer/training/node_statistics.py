@@ -1,7 +1,8 @@
 """A node's sums of its images' features: made, released with noise, taken apart, and deployed."""
 
+import contextlib
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -74,7 +75,8 @@ class NodeStatistics:
                 digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
         if self._features is None or self._features[0] != digest.digest():
             torch.set_num_threads(self._spec.threads)
-            made = self._statistics.features(self._network, received, self.take(data))
+            with self._naming_run():
+                made = self._statistics.features(self._network, received, self.take(data))
             self._features = digest.digest(), made
         return self._features[1]
 
@@ -96,9 +98,9 @@ class NodeStatistics:
     def sum(self, features: Arrays, kept: np.ndarray | slice = slice(None)) -> Tensors:
         """Return the sums of the images at the positions `kept` among those that count."""
         rows = {name: each[kept] for name, each in features.items()}
-        return self._tensors(
-            self._statistics.make(rows, self.labels[kept], len(self._spec.classes))
-        )
+        with self._naming_run():
+            made = self._statistics.make(rows, self.labels[kept], len(self._spec.classes))
+        return self._tensors(made)
 
     def keep(self, tensors: Tensors, features: Arrays) -> Tensors:
         """Return a node's tensors with its sums, made anew."""
@@ -124,7 +126,8 @@ class NodeStatistics:
         def normal(name: str, count: int) -> np.ndarray:
             return np.asarray(draw_normal([derive_key(key, name.encode())], count)[0])
 
-        released = release(self._network, received, data, exact, normal)
+        with self._naming_run():
+            released = release(self._network, received, data, exact, normal)
         return {**tensors, **self._tensors(released)}
 
     def sent(self, tensors: Tensors) -> Arrays:
@@ -136,6 +139,21 @@ class NodeStatistics:
         if self._is_private:
             return to_arrays(strip_prefix(_EXACT, tensors))
         return self.sent(tensors)
+
+    def may_hold(self, totals: Arrays, tensors: Tensors) -> bool:
+        """Return whether totals can hold the node's sums, as far as these tell.
+
+        Sums of few images lie in few directions. Taken out of totals that do not hold them, they
+        nearly always leave what no plants can have.
+        """
+        if not tensors.keys() >= self._spec.statistics.keys():
+            return False  # what has left of private sums is not known any more
+        others = add_statistics(totals, self.sent(tensors), -1)
+        try:
+            self._statistics.check_totals(others, self._spec.nodes)
+        except ValueError:
+            return False
+        return True
 
     def without_own(self, tensors: Tensors, final: Arrays, *, counted: bool) -> Arrays:
         """Return the result of a run with the other nodes' totals.
@@ -168,8 +186,25 @@ class NodeStatistics:
 
     def deploy(self, own: Tensors, others: Arrays, *, served: bool) -> Tensors:
         """Return the personal model of these sums of the node and of totals of the other nodes."""
-        made = self._statistics.deploy(self._network, own, self._tensors(others), served)
+        with self._naming_run():
+            made = self._statistics.deploy(self._network, own, self._tensors(others), served)
         return _without(made, self._without)
+
+    @contextlib.contextmanager
+    def _naming_run(self) -> Iterator[None]:
+        """Raise EdgeNodeError where an encoder or totals are such that numpy has no result.
+
+        Both come from the coordinator; values that its sums can have may still be absurd.
+        """
+        try:
+            yield
+        except ValueError as error:  # numpy's errors of linear algebra, too
+            raise EdgeNodeError(
+                f"with the encoder or the totals of run {self._spec.run} of federation "
+                f"{self._spec.federation!r} this node can make no sums or no model: {error}",
+                "ask the coordinator's operator whether the run began with the right weights "
+                "(--weights), then start a new run",
+            ) from error
 
     def _tensors(self, arrays: Arrays) -> Tensors:
         return to_tensors(arrays, self._device)

@@ -259,6 +259,11 @@ class Participant:
             metrics["accuracy_all"] = accuracy(logits.argmax(1), test.labels)
         return metrics
 
+    def may_hold_own(self, state: State, totals: Arrays) -> bool:
+        """Return whether totals of statistics can hold this node's, which `state` has."""
+        assert self.statistics is not None
+        return self.statistics.may_hold(totals, state.tensors)
+
     def without_own(self, state: State, final: Arrays, *, counted: bool) -> Arrays:
         """Return the result of a run with the other nodes' totals of statistics.
 

@@ -10,6 +10,7 @@ embeddings of other products. For that, training would have to be private, too.
 """
 
 import hashlib
+import secrets
 import struct
 from collections import Counter
 from math import ceil, inf, sqrt
@@ -56,6 +57,67 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
     )
 
 
+_KEY_FILE = "secret.json"
+# an older copy in the place of one must not make a sensor forget what it has told
+_ACCOUNT = ("protection.json", "protection-copy.json")
+_RESTORE = (
+    "restore it from a copy; without one, take part in a new run with another --state folder, and "
+    "add the earlier runs' epsilon yourself"
+)
+
+
+def open_protection(folder: Path, spec: VflSpec, *, is_known: bool) -> None:
+    """Make a sensor's secret and its account of a protected run, where the run is new.
+
+    `is_known` says whether the state folder was in the run before. Then both have to be there:
+    a new secret would draw other noise for what was sent before, and a new account would not
+    count it.
+
+    Raises:
+        EdgeNodeError: one is missing, or damaged.
+    """
+    if not spec.privacy.clip:
+        return
+    account = ProtectionAccount(folder)
+    if is_known and not account.knows(spec):
+        raise EdgeNodeError(
+            f"this sensor was in run {spec.run}, and {folder / _ACCOUNT[0]}, which knew what its "
+            "embeddings have told, does not know it",
+            f"put {_ACCOUNT[0]} back from the newest copy of {folder}; without one, take part in "
+            "a new run only, and add the earlier runs' epsilon yourself",
+        )
+    if account.is_empty and _read_secret(folder) is None:
+        with disk.writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            checksums.write_record(folder / _KEY_FILE, secrets.token_bytes(32))
+    load_secret(folder)
+    account.begin(spec)
+
+
+def load_secret(folder: Path) -> bytes:
+    """Return what a sensor draws its noise by, which nobody else knows.
+
+    Raises:
+        EdgeNodeError: it is missing, or damaged.
+    """
+    secret = _read_secret(folder)
+    if secret is None:
+        raise EdgeNodeError(
+            f"{folder / _KEY_FILE} is missing, by which this sensor has drawn the noise of earlier "
+            "embeddings",
+            _RESTORE,
+        )
+    return secret
+
+
+def _read_secret(folder: Path) -> bytes | None:
+    path = folder / _KEY_FILE
+    try:
+        return checksums.read_record(path, bytes)
+    except checksums.DamagedError as error:
+        raise EdgeNodeError(f"the secret {path} is damaged: {error}", _RESTORE) from error
+
+
 def run_secret(secret: bytes, spec: VflSpec) -> bytes:
     """Return what a sensor draws its noise by in one run, from the secret of its state folder."""
     return derive_key(secret, b"embeddings", digest_spec(spec).encode())
@@ -80,16 +142,31 @@ class ProtectionAccount:
     """
 
     def __init__(self, folder: Path):
-        self._path = folder / "protection.json"
+        self._paths = [folder / name for name in _ACCOUNT]
         try:
-            self._told = checksums.read_record(self._path, dict[str, _Told]) or {}
+            copies = checksums.read_copies(self._paths, dict[str, _Told])
         except checksums.DamagedError as error:
             raise EdgeNodeError(
-                f"the account of what this sensor's embeddings have told, {self._path}, is "
-                f"damaged: {error}",
-                "restore it from a copy; without one, remove it and add the earlier runs' epsilon "
-                "yourself",
+                f"the account of what this sensor's embeddings have told, {self._paths[0]} and "
+                f"its copy, is damaged: {error}",
+                "restore it from a copy, the newest; without one, take part in a new run with "
+                "another --state folder, and add the earlier runs' epsilon yourself",
             ) from error
+        self._told = max(copies, key=_count_writes, default={})
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no protected run is on it."""
+        return not self._told
+
+    def knows(self, spec: VflSpec) -> bool:
+        """Return whether a run is on it."""
+        return digest_spec(spec) in self._told
+
+    def begin(self, spec: VflSpec) -> None:
+        """Write down that the sensor takes part in a run."""
+        self._told.setdefault(digest_spec(spec), _Told())
+        self._write()
 
     def spend(self, spec: VflSpec, round_: int) -> None:
         """Write down, before a round's embeddings leave, what a product has spent by then."""
@@ -103,24 +180,32 @@ class ProtectionAccount:
         times = count_releases(spec, rounds) + copies * again
         squared = 4 * times / spec.privacy.multiplier**2
         self._told[run] = _Told(rounds=rounds, again=again, squared=squared)
-        with disk.writing(self._path.parent):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            checksums.write_record(self._path, self._told)
+        self._write()
 
     def describe(self, spec: VflSpec) -> str:
         """What a product has spent in all; "" if there was one run without repeated rounds."""
         told = self._told.get(digest_spec(spec))
-        if told is None or (len(self._told) < 2 and not told.again):
+        played = [each for each in self._told.values() if each.rounds]
+        if told is None or (len(played) < 2 and not told.again):
             return ""
-        epsilon = accountant.spent_epsilon(
-            sqrt(sum(each.squared for each in self._told.values())), DELTA
-        )
-        runs = len(self._told)
-        begun = sum(each.again for each in self._told.values())
+        epsilon = accountant.spent_epsilon(sqrt(sum(each.squared for each in played)), DELTA)
+        runs = len(played)
+        begun = sum(each.again for each in played)
         return (
             f"with all of this sensor's runs ({runs}) and rounds that were begun again ({begun}), "
             f"epsilon {epsilon:.3g}"
         )
+
+    def _write(self) -> None:
+        folder = self._paths[0].parent
+        with disk.writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            checksums.write_copies(self._paths, self._told)
+
+
+def _count_writes(told: dict[str, _Told]) -> tuple[int, int]:
+    """Return what only grows: runs, and rounds that were begun in them."""
+    return len(told), sum(each.rounds + each.again for each in told.values())
 
 
 def count_releases(spec: VflSpec, rounds: int) -> int:

@@ -5,15 +5,18 @@ or a message with file and remedy.
 import multiprocessing
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.security.kit import Kit
+from broker_config.security.message_signing import MessageSigner
+from tests.support.authority import Authority
 from tests.support.damaged_files import (
     FAULTS,
     LOSS_TOLD,
@@ -36,6 +39,7 @@ from trainer.models.network import to_arrays
 from trainer.training.alone import trains_alone
 from trainer.training.participant import Participant
 
+NAME = "damaged"
 ROUNDS = 3
 BLOB = "[0-9a-f]" * 64
 KNOWN = (
@@ -60,6 +64,8 @@ KNOWN = (
             "aliases.json",
             f"blobs/{BLOB}",
             "timeline.jsonl",
+            "masks.json",
+            "masks-copy.json",
         )
     ),
 )
@@ -80,6 +86,7 @@ EARLIER: set[Hold] = {
     for name in PLANTS
     for what in ("contribute", "alone")
 }
+BEHIND_MASKS = "in a masked round"
 MOMENTS: dict[str, set[Hold]] = {
     # plant-b is behind: round 3 is open, and it has yet to train what of round 2 is not sent;
     # plant-c, of round 3.
@@ -91,11 +98,35 @@ MOMENTS: dict[str, set[Hold]] = {
         ("plant-c", "alone", 1),
     },
     "after the last": {(name, "conclude", 3) for name in PLANTS},
+    # two contributions have left behind the masks of round 3
+    BEHIND_MASKS: {
+        ("plant-a", "refine", 3),
+        ("plant-b", "refine", 3),
+        ("plant-c", "contribute", 3),
+        *((name, "alone", 1) for name in PLANTS),
+    },
 }
 
 
+class Settings(NamedTuple):
+    """What founds the same federation in any process."""
+
+    broker: Endpoint
+    plants: dict[str, Path]
+    kits: Mapping[str, Kit] | None  # where contributions are masked
+
+    def found(self, folder: Path, name: str) -> Federation:
+        arguments = (self.broker, self.plants, folder, name, ROUNDS, Participation())
+        if self.kits is None:
+            return Federation(*arguments)
+        signers = {member: MessageSigner(kit) for member, kit in self.kits.items()}
+        return Federation(
+            *arguments, "fedavg", signers=signers, encryption="group", secure_aggregation=True
+        )
+
+
 def _live(
-    federation: tuple[Any, ...], spec: Any, first: Any, held: set[Hold], reached: Any
+    settings: Settings, folder: Path, spec: Any, first: Any, held: set[Hold], reached: Any
 ) -> None:
     """All in one process, which is killed once every node is held."""
 
@@ -117,13 +148,16 @@ def _live(
     for step in ("contribute", "refine"):
         hold(Participant, step)
     hold(training_thread, "conclude")
-    parties = Federation(*federation)
+    parties = settings.found(folder, NAME)
     parties.spec, parties.first = spec, first
     coordinator = parties.coordinator()
     nodes = [parties.node(name) for name in PLANTS]
     if ("plant-b", "refine", 2) in held:
         for node, event in ((coordinator, progress.Contribution), (nodes[0], progress.Measured)):
             _wait_for_last_round(node, event, 2 if node is coordinator else 1)
+        reached.release()
+    if ("plant-c", "contribute", 3) in held:
+        _wait_for_last_round(coordinator, progress.Contribution, 2)
         reached.release()
     threading.Event().wait()
 
@@ -132,6 +166,11 @@ def _wait_for_last_round(session: Session, wanted: type, count: int) -> None:
     while count:
         event: Any = session.wait_for(wanted)
         count -= event.round == ROUNDS
+
+
+def _make_kits(federation: str) -> dict[str, Kit]:
+    authority = Authority(federation)
+    return {name: authority.kit(name) for name in authority.keys}
 
 
 class Killed:
@@ -144,15 +183,17 @@ class Killed:
             folder / "scratch",
         )
         self._kind = f"coordinator and nodes, {moment}"
-        self._arguments = (broker, plants, self.snapshot.newer, "damaged", ROUNDS, Participation())
-        self._federation = Federation(*self._arguments)
+        self._is_masked = moment == BEHIND_MASKS
+        kits = _make_kits(NAME) if self._is_masked else None
+        self._settings = Settings(broker, plants, kits)
+        self._federation = self._settings.found(self.snapshot.newer, NAME)
         self._run_until(EARLIER, len(EARLIER))
         self._act("pause")
         checkpoint.confirm_alias(self.snapshot.newer / "plant-a", "Kratzer", "scratches")
         shutil.copytree(self.snapshot.newer, self.snapshot.older)
         self._act("resume")
         checkpoint.confirm_alias(self.snapshot.newer / "plant-a", "Riss", "patches")
-        self._run_until(MOMENTS[moment], len(MOMENTS[moment]) + (moment == "in a round"))
+        self._run_until(MOMENTS[moment], len(MOMENTS[moment]) + (moment != "after the last"))
         if moment == "after the last":
             with Ledger(self.snapshot.newer / "coordinator") as ledger:
                 ledger.resume()
@@ -168,7 +209,8 @@ class Killed:
     def _run_until(self, held: set[Hold], count: int) -> None:
         context = multiprocessing.get_context("forkserver")
         reached = context.Semaphore(0)
-        arguments = (self._arguments, self._federation.spec, self._federation.first, held, reached)
+        spec, first = self._federation.spec, self._federation.first
+        arguments = (self._settings, self.snapshot.newer, spec, first, held, reached)
         process = context.Process(target=_live, args=arguments)
         process.start()
         for _ in range(count):
@@ -182,11 +224,12 @@ class Killed:
         """
         aliases = checkpoint.load_aliases(folder / "plant-a")
         assert aliases.items() <= {"Kratzer": "scratches", "Riss": "patches"}.items()
-        _, plants, _, _, *others = self._arguments
         new = "--new" in commands
         with start_broker(self._scratch.with_name("broker"), kind="mosquitto") as running:
-            broker = Endpoint.parse(running.url)
-            federation = Federation(broker, plants, folder, "anew" if new else "damaged", *others)
+            settings = self._settings._replace(broker=Endpoint.parse(running.url))
+            if new and self._is_masked:
+                settings = settings._replace(kits=_make_kits("anew"))
+            federation = settings.found(folder, "anew" if new else NAME)
             if not new:
                 federation.spec = self._federation.spec
             if "abort" in commands:

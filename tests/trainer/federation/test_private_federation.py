@@ -224,6 +224,10 @@ def test_a_process_that_was_killed_before_it_had_contributed_makes_the_same_byte
     accounts = [open_account(tmp_path / name).account.epsilon for name in ("first", "again")]
     assert accounts[0] == accounts[1] > 0
     assert contributed(tmp_path / "with another secret") != first
+    for file in (tmp_path / "first").glob("privacy*"):
+        file.unlink()
+    with pytest.raises(EdgeNodeError, match=spec.run):
+        Worker(spec, "plant-a", images["plant-a"], tmp_path / "first", queue.Queue())
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ KNOWN = (
             "identity*.json",
             "spec.json",
             "runs*.json",
-            "secret.json",
             "*/????????????-*.safetensors",
         )
     ),

@@ -1,31 +1,51 @@
 """Protection of embeddings: the noise, and the account of what it hides."""
 
+from contextlib import closing
 from math import exp, inf, log, sqrt
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
+from broker_config.protocol.messages import REVISION
+from broker_config.protocol.round_contents import needed_revision
+from broker_config.protocol.vfl_messages import (
+    Channel,
+    Denoising,
+    Privacy,
+    VflHello,
+    VflSpec,
+    Window,
+)
+from edge.vfl.sensor_rows import RowFile
 from tests.support.changed_specs import changed
 from tests.support.vfl_models import settings as vfl_settings
 from tests.support.vfl_simulation import simulation
+from trainer import progress
+from trainer.federation.server.membership import Membership
 from trainer.privacy import accountant
 from trainer.privacy.accountant import DELTA, noise_delta
 from trainer.vfl.channel_noise import Array
+from trainer.vfl.client.session import take_part
 from trainer.vfl.networks import ClipNorm
 from trainer.vfl.privacy import (
     ProtectionAccount,
     count_releases,
     describe_spent,
+    load_secret,
+    open_protection,
     protect,
     run_secret,
     spent_epsilon,
 )
+from trainer.vfl.server.journal import ClosedRound, Journal, resume_or_begin
 from trainer.vfl.server.spec import check_combinations
 from trainer.vfl.simulation import release, simulate
 
@@ -344,6 +364,121 @@ def test_what_several_runs_have_told_adds_up(tmp_path: Path) -> None:
     squared = 4 * times[0] / 4**2 + 4 * times[1] / 2**2
     epsilon = accountant.spent_epsilon(np.sqrt(squared), DELTA)
     assert f"epsilon {epsilon:.3g}" in again.describe(second)
-    (tmp_path / "protection.json").write_bytes(b"{}")
+    for path in tmp_path.glob("protection*"):
+        path.write_bytes(b"{}")
     with pytest.raises(EdgeNodeError):
         ProtectionAccount(tmp_path)
+
+
+def protected(**changes: Any) -> VflSpec:
+    return vfl_settings(privacy=Privacy(clip=1, multiplier=4), revision=REVISION, **changes)
+
+
+def test_a_sensor_has_one_secret_for_all_its_runs_and_none_without_protection(
+    tmp_path: Path,
+) -> None:
+    open_protection(tmp_path, vfl_settings(), is_known=False)
+    assert not any(tmp_path.iterdir())
+    open_protection(tmp_path, protected(), is_known=False)
+    secret = load_secret(tmp_path)
+    open_protection(tmp_path, protected(), is_known=True)
+    open_protection(tmp_path, protected(run="f" * 16), is_known=False)
+    assert load_secret(tmp_path) == secret
+
+
+@pytest.mark.parametrize("run", ["the same run", "another run"])
+def test_a_lost_secret_is_not_replaced_while_the_account_knows_what_it_has_hidden(
+    run: str, tmp_path: Path
+) -> None:
+    """With noise drawn anew the same embedding would leave twice, or the account be another's."""
+    open_protection(tmp_path, protected(), is_known=False)
+    ProtectionAccount(tmp_path).spend(protected(), 2)
+    (tmp_path / "secret.json").unlink()
+    is_same = run == "the same run"
+    spec = protected() if is_same else protected(run="f" * 16)
+    with pytest.raises(EdgeNodeError, match=r"secret\.json"):
+        open_protection(tmp_path, spec, is_known=is_same)
+    assert not (tmp_path / "secret.json").exists()
+
+
+@pytest.mark.parametrize("lost", ["protection*", "*"])
+def test_a_sensor_does_not_go_on_in_a_run_that_its_account_has_lost(
+    lost: str, tmp_path: Path
+) -> None:
+    open_protection(tmp_path, protected(), is_known=False)
+    ProtectionAccount(tmp_path).spend(protected(), 2)
+    for path in tmp_path.glob(lost):
+        path.unlink()
+    with pytest.raises(EdgeNodeError, match=protected().run) as refused:
+        open_protection(tmp_path, protected(), is_known=True)
+    assert "protection.json" in str(refused.value)
+    assert not list(tmp_path.glob("protection*"))
+
+
+@pytest.mark.parametrize("file", ["protection.json", "protection-copy.json"])
+@pytest.mark.parametrize("fault", ["older", "missing", "damaged"])
+def test_what_becomes_of_one_file_of_the_account_makes_nothing_forgotten(
+    fault: str, file: str, tmp_path: Path
+) -> None:
+    account = ProtectionAccount(tmp_path)
+    account.spend(protected(), 1)
+    path = tmp_path / file
+    older = path.read_bytes()
+    account.spend(protected(), 1)
+    told = account.describe(protected())
+    assert told
+    if fault == "older":
+        path.write_bytes(older)
+    elif fault == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(older[:-20])
+    assert ProtectionAccount(tmp_path).describe(protected()) == told
+
+
+def test_a_protected_run_of_an_earlier_version_is_refused_by_its_name(tmp_path: Path) -> None:
+    """By a sensor, before it connects to anybody, and by its head."""
+    old = protected(sensors=("press",))
+    old = msgspec.structs.replace(old, revision=0)
+    nobody = Endpoint.parse("mqtt://127.0.0.1:1")
+    rows = RowFile(tmp_path / "press.csv", ("a",))
+    with pytest.raises(UsageError, match=old.run):
+        take_part(old, "press", rows, nobody, tmp_path / "state", report=progress.ignore)
+    assert not (tmp_path / "state").exists()
+    (tmp_path / "head").mkdir()
+    with closing(Journal(tmp_path / "head")) as journal:
+        journal.begin(old)
+        closed = ClosedRound(
+            round=1,
+            attempt=1,
+            first=0,
+            last=1,
+            iterations=(1,),
+            loss=None,
+            seconds=0,
+            collection={},
+            communication={},
+            iteration={},
+        )
+        journal.close_rounds(old.run, [closed])
+        new = msgspec.structs.replace(old, revision=REVISION, run="f" * 16)
+        with pytest.raises(UsageError, match=old.run):
+            resume_or_begin(journal, new, new=False)
+        assert resume_or_begin(journal, new, new=True) == new
+
+
+def test_a_sensor_of_an_earlier_version_is_not_let_into_a_protected_run() -> None:
+    hello = VflHello(
+        session="0" * 16,
+        run="0" * 16,
+        software="0.1.0",
+        identity="1" * 16,
+        incarnation=1,
+        columns=1,
+        round=0,
+    )
+    for spec, is_refused in ((protected(), True), (vfl_settings(), False)):
+        objection = Membership(2, {}).find_objection(
+            "press", hello, hello.run, present=False, needs_revision=needed_revision(spec)
+        )
+        assert (objection is not None) == is_refused

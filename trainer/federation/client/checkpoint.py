@@ -7,7 +7,7 @@ one of them where a file of the newest is damaged, and where its coordinator has
 
 import contextlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -35,7 +35,8 @@ _FIRST = "first-sums.safetensors"
 _FIRST_RECORD = "first-sums.json"
 _SPEC = "spec.json"
 ALIASES = "aliases.json"
-_MASKS = "masks.json"
+# an older copy of one file must not have its masks hide another contribution
+_MASKS = ("masks.json", "masks-copy.json")
 _AUDITED = "audited.json"
 _RECORDS = "progress-*.json"
 _STATES = "state-*.safetensors*"
@@ -82,15 +83,7 @@ def load_identity(folder: Path) -> Identity | None:
 
     EdgeNodeError if it is damaged.
     """
-    found = list[Identity]()
-    damaged = None
-    for name in _IDENTITIES:
-        try:
-            found += [each] if (each := _read(folder / name, Identity)) else []
-        except EdgeNodeError as error:
-            damaged = error
-    if damaged and not found:
-        raise damaged
+    found = _read_copies(folder, _IDENTITIES, Identity)
     return max(found, key=lambda each: each.incarnation, default=None)
 
 
@@ -104,8 +97,7 @@ def begin_session(folder: Path) -> Identity:
     identity = last.identity if last else secrets.token_hex(8)
     incarnation = last.incarnation + 1 if last else 1
     new = Identity(identity=identity, incarnation=incarnation, session=secrets.token_hex(8))
-    for name in _IDENTITIES:
-        _write(folder / name, new)
+    _write_copies(folder, _IDENTITIES, new)
     _remove(folder, ".tmp*", set())  # what safetensors was writing when a process was killed
     return new
 
@@ -113,6 +105,16 @@ def begin_session(folder: Path) -> Identity:
 def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
     """Write down the spec by which a node or sensor takes part in a run:
     it holds for the whole run, also after other runs.
+
+    Raises: as `check_known`.
+    """
+    check_known(folder, spec)
+    _write_copies(folder, _RUNS, {**_known_runs(folder), spec.run: digest_spec(spec)})
+    _write(folder / _SPEC, spec)
+
+
+def check_known(folder: Path, spec: Spec | VflSpec) -> bool:
+    """Return whether the folder was in this run before, which must have been by this spec.
 
     Raises:
         UsageError: an earlier process of it took part in this run by another one.
@@ -138,34 +140,23 @@ def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
             "publishes the spec that the run began with. If that is this one, join with another "
             "--state folder",
         )
-    _keep_digest(folder, spec)
-    if not is_known:
-        _write(folder / _SPEC, spec)
-
-
-def _keep_digest(folder: Path, spec: Spec | VflSpec) -> None:
-    """Compare the spec of a known run with that by which the folder was in it;
-    remember that of another one for ever.
-    """
-    known: dict[str, str] = {}
-    damaged = None
-    for name in _RUNS:
-        try:
-            known |= _read(folder / name, dict[str, str]) or {}
-        except EdgeNodeError as error:
-            damaged = error
-    if damaged and not known:
-        raise damaged
-    digest = digest_spec(spec)
-    if known.setdefault(spec.run, digest) != digest:
+    digest = _known_runs(folder).get(spec.run)
+    if digest not in (None, digest_spec(spec)):
         raise UsageError(
             f"run {spec.run} is announced with another spec than the one by which this node has "
             "taken part in it: what it has sent would be sent again in another form",
             "ask the operator of the federation's server why; do not join it from another --state "
             "folder before that is known",
         )
-    for name in _RUNS:
-        _write(folder / name, known)
+    return is_known or digest is not None
+
+
+def _known_runs(folder: Path) -> dict[str, str]:
+    """Return the digest of the spec of every run that the folder was in."""
+    known: dict[str, str] = {}
+    for copy in _read_copies(folder, _RUNS, dict[str, str]):
+        known |= copy
+    return known
 
 
 def load_spec(folder: Path) -> Spec | None:
@@ -330,14 +321,29 @@ def save_alone(folder: Path, reached: AloneProgress) -> None:
 def load_masks(folder: Path) -> MaskRecord | None:
     """What the node must not forget of its masks; None if it has had none.
 
-    EdgeNodeError if it is damaged.
+    Of two copies the one that was written last counts, so that an older copy in the place of one
+    is without effect.
+
+    Raises:
+        EdgeNodeError: both are damaged. An older copy of both could have the same masks hide
+            another contribution, so that is no remedy.
     """
-    return _read(folder / _MASKS, MaskRecord)
+    paths = [folder / name for name in _MASKS]
+    try:
+        found = checksums.read_copies(paths, MaskRecord)
+    except checksums.DamagedError as error:
+        raise EdgeNodeError(
+            f"{paths[0]} and its copy, with what this node must not forget of its masks, are "
+            f"damaged ({error})",
+            f"ask the coordinator's operator to end this run (edge-node abort), then remove "
+            f"{paths[0]} and {paths[1]}, and join the next one",
+        ) from error
+    return max(found, key=lambda each: each.writes, default=None)
 
 
 def save_masks(folder: Path, record: MaskRecord) -> None:
     """Write down what the node must not forget of its masks."""
-    _write(folder / _MASKS, record)
+    _write_copies(folder, _MASKS, record)
 
 
 def has_passed(folder: Path, audited: str) -> bool:
@@ -372,6 +378,19 @@ def load_aliases(folder: Path) -> dict[str, str]:
 def confirm_alias(folder: Path, name: str, class_name: str) -> None:
     """Write down that a person has confirmed a folder's class."""
     _write(folder / ALIASES, load_aliases(folder) | {name: class_name})
+
+
+def _write_copies(folder: Path, names: Sequence[str], value: object) -> None:
+    with disk.writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
+        checksums.write_copies([folder / name for name in names], value)
+
+
+def _read_copies(folder: Path, names: Sequence[str], expect: type[T]) -> list[T]:
+    try:
+        return checksums.read_copies([folder / name for name in names], expect)
+    except checksums.DamagedError as error:
+        raise _damaged(folder / names[0], str(error)) from error
 
 
 def _write(path: Path, value: object) -> None:

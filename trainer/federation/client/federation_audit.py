@@ -6,14 +6,25 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from broker_config.mqtt.client import Endpoint
 from broker_config.protocol.codec import read_tensors
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import broadcast_tensors, contribution_tensors
+from broker_config.security.one_time import bind
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer import progress
-from trainer.audit.audit import Audited, attack, audit, describe_mode, find_mode, summarise
+from trainer.audit.audit import (
+    Audited,
+    attack,
+    audit,
+    describe_mode,
+    find_mode,
+    make_first_broadcast,
+    summarise,
+)
 from trainer.audit.contributions import audited_rounds, observe_round
 from trainer.audit.exposure import MEANINGS, What
 from trainer.audit.parts import split
@@ -24,7 +35,7 @@ from trainer.federation.client.discovery import discover
 from trainer.federation.client.plant_images import PlantImages, digest_images, suited_hold_out
 from trainer.federation.update_codec import decode_contribution, is_coded
 from trainer.methods import make
-from trainer.models.named_tensors import Arrays
+from trainer.models.named_tensors import Arrays, select
 from trainer.training.engine import Stopped
 from trainer.training.participant import Contributed, Participant
 
@@ -149,12 +160,47 @@ def _read_sent(state: Path, spec: Spec, reached: Progress) -> tuple[Arrays, Cont
     return broadcast, Contributed(tensors, reached.weight)
 
 
+def digest_first(spec: Spec) -> str:
+    """Return the digest of the first broadcast that an audit before joining is made with."""
+    parts: list[str | bytes] = []
+    for name, value in sorted(make_first_broadcast(spec).items()):
+        parts += [name, value.tobytes()]
+    return bind(*parts)
+
+
+def check_begin(
+    spec: Spec,
+    images: Images,
+    most: Mapping[What, float],
+    broadcast: Arrays,
+    round_: int,
+    stop: Callable[[], bool],
+) -> None:
+    """Audit once more if a round starts from another encoder than the audit before joining.
+
+    That knew no broadcast, and made the weights that a coordinator takes by itself. An encoder that
+    nodes have trained is not compared: it cannot be the same. Numbers that another machine draws
+    may differ in their last digits.
+
+    Raises: as `check_exposure`.
+    """
+    trains = make(spec.method, spec.training, spec.options, spec.head, spec.privacy).train
+    if not most or (trains and round_ > 1 + spec.statistics_first):
+        return
+    audited = select(make_first_broadcast(spec), ("encoder", "candidate"))
+    for name, value in audited.items():
+        if not np.allclose(broadcast[name], value, rtol=1e-3, atol=1e-6):
+            check_exposure(spec, images, most, progress.ignore, stop, broadcast)
+            return
+
+
 def check_exposure(
     spec: Spec,
     images: Images,
     most: Mapping[What, float],
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
+    first: Arrays | None = None,
 ) -> None:
     """Check that attacks on a plant's images tell no more of them than it allows,
     before anything leaves it.
@@ -168,6 +214,7 @@ def check_exposure(
         most: of what, how much of all there is to tell, 0 to 1.
         report: shows progress.
         stop: asked often.
+        first: the broadcast that it begins with, once that is known.
 
     Raises:
         UsageError: they tell more, or no attack on it was tried.
@@ -177,7 +224,7 @@ def check_exposure(
     if not most or not audited_rounds(spec):
         return  # it allows everything, or nothing leaves it
     report(progress.Step(what="auditing the federation with this plant's images, as it demands"))
-    found = audit(spec, images, report, only_actual=True, stop=stop).audit.actual
+    found = audit(spec, images, report, only_actual=True, stop=stop, first=first).audit.actual
     for what, share in most.items():
         worst = found.worst(what)
         if worst is None:

@@ -28,7 +28,12 @@ from trainer.federation.client.demands import (
     check_spec,
 )
 from trainer.federation.client.discovery import discover
-from trainer.federation.client.plant_images import PlantImages, digest_images, suited_hold_out
+from trainer.federation.client.plant_images import (
+    PlantImages,
+    digest_groups,
+    digest_images,
+    suited_hold_out,
+)
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
 from trainer.methods.statistics_head import list_encoders
@@ -181,6 +186,7 @@ def join(
             stop=stop,
             preview=preview,
             most_epsilon=wanted.epsilon,
+            exposure=wanted.exposure,
         )
     except NewRunError as error:
         notify(f"{error.what}: joining that")
@@ -218,13 +224,18 @@ def _meets(
 
     What has passed is written down, so that a restarted node need not wait again.
     """
+    report(progress.Step(what="loading torch, which takes seconds"))
+    from trainer.federation.client.federation_audit import (  # noqa: PLC0415
+        check_exposure,
+        digest_first,
+    )
+    from trainer.training.engine import Stopped  # noqa: PLC0415
+
     demanded = msgspec.json.encode(sorted(wanted.exposure.items()))
-    digest = bind("audit", digest_spec(spec), demanded, digest_images(images.train))
+    taken = (digest_images(images.train), digest_groups(images.train))
+    digest = bind("audit", digest_spec(spec), demanded, *taken, digest_first(spec))
     if checkpoint.has_passed(state, digest):
         return True
-    report(progress.Step(what="loading torch, which takes seconds"))
-    from trainer.federation.client.federation_audit import check_exposure  # noqa: PLC0415
-    from trainer.training.engine import Stopped  # noqa: PLC0415
 
     try:
         check_exposure(spec, images, wanted.exposure, report, stop)

@@ -1,13 +1,14 @@
 """A node's masks on its disk, and its contributions behind them."""
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from broker_config.protocol.codec import encode_tensors, read_tensors
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest, MaskingAnswer, MaskingStep, Spec
 from broker_config.protocol.round_contents import (
     broadcast_tensors,
@@ -86,6 +87,8 @@ class MaskedContributions:
             signer.verify_statement,
         )
         self._record = checkpoint.load_masks(folder)
+        if self._record is not None:
+            checkpoint.save_masks(folder, self._record)  # one of the two copies may be damaged
         self._parts = StepParts()
 
     def begin(self, round_: int) -> MaskingAnswer:
@@ -124,7 +127,8 @@ class MaskedContributions:
         received = contributed.broadcast
         if not (store.is_intact(own.digest) and store.is_intact(received.digest)):
             return None
-        self._keep(member_state.use_masks(self._record, own.digest))
+        with self._naming_folder():
+            self._keep(member_state.use_masks(self._record, own.digest))
         tensors = dict(
             read_tensors(store.path(own.digest), contribution_tensors(self._spec, round_))
         )
@@ -137,12 +141,27 @@ class MaskedContributions:
         masked = apply_masks(words, member_state.mask_seeds(self._member, self._record))
         encoded = encode_tensors(masked)
         digest = hashlib.sha256(encoded).hexdigest()
-        self._keep(member_state.release(self._record, digest))
+        with self._naming_folder():
+            self._keep(member_state.release(self._record, digest))
         digest, size = store.put(encoded)
         return msgspec.structs.replace(own, digest=digest, size=size)
 
+    @contextlib.contextmanager
+    def _naming_folder(self) -> Iterator[None]:
+        """Say which folder does not agree with what has left."""
+        try:
+            yield
+        except EdgeNodeError as error:
+            raise EdgeNodeError(
+                f"{error.what}; {self._folder} may be an older copy in part",
+                f"put the newer {self._folder} back, and join again. If there is none: "
+                f"{error.remedy}",
+            ) from error
+
     def _keep(self, record: member_state.Record) -> None:
         if record != self._record:
+            before = self._record.writes if self._record else 0
+            record = msgspec.structs.replace(record, writes=before + 1)
             checkpoint.save_masks(self._folder, record)
             self._record = record
 

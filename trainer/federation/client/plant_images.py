@@ -29,6 +29,14 @@ def digest_images(images: LabelledImages) -> str:
     return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
 
 
+def digest_groups(images: LabelledImages) -> str:
+    """A digest of which images belong together; in whatever order."""
+    groups = []
+    for each in images.sets:
+        groups.append(sorted(images.digests[place] for place in each))
+    return hashlib.sha256(msgspec.json.encode(sorted(groups))).hexdigest()
+
+
 def suited_hold_out(spec: Spec, method: Method) -> HoldOut:
     """What a node of this federation holds out, where its plant brings no held-out images.
 

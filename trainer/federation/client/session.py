@@ -34,6 +34,7 @@ from broker_config.security.signing import ForgedError
 from broker_config.storage.disk import lock_folder
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress as events
+from trainer.audit.exposure import What
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint, session_events
 from trainer.federation.client.checkpoint import Progress
@@ -72,6 +73,7 @@ def take_part(
     stop: Callable[[], bool],
     preview: bool = False,
     most_epsilon: float = inf,
+    exposure: Mapping[What, float] = {},
 ) -> Path | None:
     """Take part in a federation to its end.
 
@@ -82,7 +84,8 @@ def take_part(
     for the next run, which NewRunError tells.
 
     Of its images a private federation spends no more than `most_epsilon`, with what was spent
-    before.
+    before. What it sends may tell no more of them than `exposure` says, by attacks that are tried
+    with the encoder that it begins with.
 
     A node that was not let in, or has received nothing, leaves no new state folder.
 
@@ -93,7 +96,18 @@ def take_part(
     new = not folder.exists()
     with lock_folder(folder):
         checkpoint.keep_spec(folder, spec)
-        node = _Node(spec, name, images, endpoint, folder, telemetry, report, preview, most_epsilon)
+        node = _Node(
+            spec,
+            name,
+            images,
+            endpoint,
+            folder,
+            telemetry,
+            report,
+            preview,
+            most_epsilon,
+            exposure,
+        )
         try:
             return node.run(stop)
         finally:
@@ -123,6 +137,7 @@ class _Node:
         report: events.Report,
         preview: bool,
         most_epsilon: float,
+        exposure: Mapping[What, float],
     ):
         self._spec = spec
         self._name = name
@@ -138,7 +153,14 @@ class _Node:
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         previews = preview or spec.chooses
         self._worker = worker = Worker(
-            spec, name, images, folder, self._inbox, previews=previews, most_epsilon=most_epsilon
+            spec,
+            name,
+            images,
+            folder,
+            self._inbox,
+            previews=previews,
+            most_epsilon=most_epsilon,
+            exposure=exposure,
         )
         self._masked: MaskedContributions | None = None
         if spec.mask_threshold:

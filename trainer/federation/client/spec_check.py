@@ -6,9 +6,9 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Spec, TensorSpec
-from broker_config.protocol.round_contents import BOUND_REVISION, hides_contributions
+from broker_config.protocol.round_contents import predates_binding
 from trainer.federation.masking import grid
-from trainer.federation.server.aggregation import scale_for
+from trainer.federation.server.aggregation import HEADROOM, scale_for
 from trainer.methods import make
 from trainer.methods.base import Method, sent_tensors
 from trainer.methods.statistics_head import list_encoders, put_below
@@ -26,7 +26,7 @@ def check_spec(spec: Spec) -> None:
     Raises:
         UsageError: it does not match them, or began with an earlier version.
     """
-    if hides_contributions(spec) and spec.revision < BOUND_REVISION:
+    if predates_binding(spec):
         raise UsageError(
             f"run {spec.run} of federation {spec.federation!r} began with an earlier version of "
             "edge-node, whose masks and noise could hide two things",
@@ -61,20 +61,24 @@ def check_spec(spec: Spec) -> None:
         )
 
 
-def check_scales(spec: Spec, broadcast: Arrays) -> None:
-    """Check that a spec's scales are those that follow from the first broadcast.
+def check_scales(spec: Spec, broadcast: Arrays, round_: int) -> None:
+    """Check that a spec's scales follow from the broadcast of the round a node begins with.
 
-    One bit is allowed, because rounding may raise a tensor's largest exponent by one.
+    In round 1 one bit is allowed, because rounding may raise a tensor's largest exponent by one.
+    A later round starts from trained tensors, so a node that comes then does not know the values
+    that the scales were made of. It allows the headroom that a sum has: a tensor that has moved
+    farther is refused by the coordinator of an open sum, too.
 
     Raises:
         UsageError: a scale differs by more: such steps would hide nothing, or lose the values.
     """
     scale = grid.scale_for if spec.mask_threshold else scale_for
+    allowed = 1 if round_ == 1 else HEADROOM + 1
     for name, tensor in spec.tensors.items():
-        if abs(tensor.scale - scale(broadcast[name], spec.nodes)) > 1:
+        if abs(tensor.scale - scale(broadcast[name], spec.nodes)) > allowed:
             raise UsageError(
                 f"the coordinator of federation {spec.federation!r} wants {name[:100]} in steps of "
-                f"2^-{tensor.scale}, which do not follow from its first broadcast",
+                f"2^-{tensor.scale}, which do not follow from its broadcast of round {round_}",
                 "ask the operator why, and do not join until you know; no contribution was sent",
             )
 

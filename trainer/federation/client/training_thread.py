@@ -1,7 +1,6 @@
 """Training thread of a node, whose results are on disk before they are reported."""
 
 import queue
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,14 @@ from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import checksums, disk
 from broker_config.transfer.blob_transfer import BlobStore
 from edge.inference import native_memory
+from trainer.audit.exposure import What
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.federation_audit import check_begin
 from trainer.federation.client.plant_images import digest_images
-from trainer.federation.client.privacy_file import open_account
+from trainer.federation.client.privacy_file import check_account, open_account
 from trainer.federation.client.received_delta import apply_delta
 from trainer.federation.client.session_events import (
     Begun,
@@ -35,6 +36,7 @@ from trainer.federation.client.session_events import (
 )
 from trainer.federation.client.spec_check import check_scales
 from trainer.federation.update_codec import encode_contribution
+from trainer.methods import make
 from trainer.models.named_tensors import Arrays, select
 from trainer.progress.events import ModelReady
 from trainer.training import personal_model
@@ -60,6 +62,7 @@ class Worker:
         previews: whether the node wants to know what joining would give, and no model.
         most_epsilon: that a private federation may spend of its images, with all that was spent
             before.
+        exposure: how much attacks may tell of the images, and of what.
 
     Raises:
         EdgeNodeError: the state in `folder` is damaged.
@@ -75,8 +78,10 @@ class Worker:
         *,
         previews: bool = False,
         most_epsilon: float = inf,
+        exposure: Mapping[What, float] = {},
     ):
         self._images = images
+        self._exposure = exposure
         self._finish = self._preview if previews else self._deploy
         self._spec = spec
         self._name = name
@@ -84,12 +89,13 @@ class Worker:
         self._inbox = inbox
         self._digest = digest_images(images.train)
         self.store = BlobStore(folder / "blobs")
-        # a secret that outlives the process: made again, a contribution tells nothing new
-        if spec.privacy:
+        # A secret that outlives the process: made again, a contribution tells nothing new. Another
+        # process would else send the same patches of images with other noise.
+        secret = ""
+        account = None
+        relay = make(spec.method, spec.training, spec.options, spec.head, spec.privacy).relay
+        if spec.privacy or (relay and relay.protection):
             secret, account = open_account(folder, most_epsilon)
-        else:
-            secret = secrets.token_hex(16)
-            account = None
         self._participant = Participant(spec, name, images, secret=secret, account=account)
         self.method = self._participant.method
         self.classes = self._participant.own
@@ -97,6 +103,8 @@ class Worker:
         self.deploys_final = self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
         self.progress = self.found.progress
+        if spec.privacy and account and self.progress and self.progress.history:
+            check_account(folder, account, spec.run)
         # Where no image can judge training, nothing that is trained will be deployed.
         can_judge = images.test is not None or not spec.first_totals
         self.alone = AloneTraining(spec, name, images, folder, wanted=can_judge and not previews)
@@ -184,7 +192,9 @@ class Worker:
         if past is None or past.round != _AFTER_SUMS - 1:
             return  # it was not there when they were made
         broadcast = self._read(manifest, whole=True)
-        first = take_first(self._participant, self._load(past), broadcast, counted=counted)
+        state = self._load(past)
+        counted = counted or self._participant.may_hold_own(state, broadcast)
+        first = take_first(self._participant, state, broadcast, counted=counted)
         if self._is_intact(past.broadcast):
             self._check_encoder(self._read(past.broadcast), first)
         checkpoint.save_first(self.folder, self._spec.run, first)
@@ -201,6 +211,22 @@ class Worker:
         )
         self._inbox.put(Begun(ready, personal_model.format_outcome(metadata)))
 
+    def _find_own(self, progress: Progress, totals: Arrays) -> tuple[State, bool]:
+        """Return the node's state at the end, and whether totals are taken to hold its sums.
+
+        The coordinator says whether they do. Where it says no of sums that it may have, and the
+        totals can hold them, they are taken out all the same: heads that are judged without an
+        image would else know it from the totals, and flatter themselves.
+        """
+        state = self._load(progress)
+        counted = progress.counted is True
+        was_there = progress.round < self._spec.rounds or progress.blob is not None
+        if self._spec.statistics and was_there:
+            if progress.round < self._spec.rounds:  # its part of the last round is lost
+                state = self._participant.with_statistics(state, totals)
+            counted = counted or self._participant.may_hold_own(state, totals)
+        return state, counted
+
     def _check_encoder(self, summed: Arrays, first: Arrays) -> None:
         """Check that totals come with the encoder whose features were summed."""
         encoder = select(summed, ("encoder",))
@@ -212,9 +238,18 @@ class Worker:
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast = self._read(manifest)
-        if manifest.round == 1:
-            check_scales(self._spec, broadcast)
         past = self.progress
+        if past is None:  # afterwards the digest of the spec stands for its scales
+            check_scales(self._spec, broadcast, manifest.round)
+        check_begin(
+            self._spec,
+            self._images,
+            self._exposure,
+            broadcast,
+            manifest.round,
+            self._stopping.is_set,
+        )
+        self._exposure = {}  # nobody need try the same attacks again
         given = None if past else broadcast
         self.alone.begin(given)
         before = self._load(past) if past else self._participant.start(broadcast)
@@ -274,8 +309,7 @@ class Worker:
             alone = self.alone.result()
         except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
-        state = self._load(progress)
-        counted = progress.counted is True
+        state, counted = self._find_own(progress, last)
         if self._spec.statistics and counted and progress.images != self._digest:
             # The totals hold sums of images that the node has no more: it adds those of its images
             # of now, for itself.
@@ -301,9 +335,8 @@ class Worker:
 
     def _preview(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
-        state = self._load(progress)
         result = self._read(final, final=True)
-        counted = progress.counted is True
+        state, counted = self._find_own(progress, result)
         others = self._participant.without_own(state, result, counted=counted)
         metrics: Mapping[str, float] = {}
         if not self._spec.chooses:

@@ -62,6 +62,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     survivors: tuple[Name, ...] = ()
     masked: str = ""  # digest of the contribution that its masks were used for
     released: str = ""  # digest of that contribution behind them: no other bytes leave the node
+    # how often the node has written a record: of two copies the one with more is the newer
+    writes: int = 0
     # the newest round with masks of each run that the node was in before this one
     earlier: dict[str, int] = {}
 
@@ -133,8 +135,7 @@ def use_masks(record: Record, contribution: str) -> Record:
         raise EdgeNodeError(
             f"round {record.round} was trained again by this node, and came out otherwise: "
             "behind the same masks both together would tell their difference",
-            "join again once that round is closed: ask the coordinator's operator to close it "
-            "without this node",
+            "ask the coordinator's operator to close the round without this node, then join again",
         )
     return replace(record, masked=contribution)
 

@@ -15,7 +15,7 @@ from trainer.federation.server.robust_rules import Source
 from trainer.models.named_tensors import Arrays
 
 # bits: how far a tensor may grow beyond its initial largest value before it is refused
-_HEADROOM = 12
+HEADROOM = 12
 _SMALLEST = 2.0**-2  # tensors that start at zero (biases) get the headroom above this
 WEIGHT_BITS = 24
 
@@ -25,7 +25,7 @@ def scale_for(initial: np.ndarray, nodes: int) -> int:
     of 63 bits.
     """
     largest = max(float(np.abs(initial).max(initial=0.0)), _SMALLEST)
-    return 62 - math.ceil(math.log2(nodes)) - (_HEADROOM + math.ceil(math.log2(largest)))
+    return 62 - math.ceil(math.log2(nodes)) - (HEADROOM + math.ceil(math.log2(largest)))
 
 
 def largest(tensor: TensorSpec, nodes: int) -> float:

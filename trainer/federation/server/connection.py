@@ -224,9 +224,6 @@ class ServerConnection:
                     )
                 )
             return False
-        needed = 0
-        if isinstance(self._spec, Spec):
-            needed = needed_revision(self._spec)
         objection = self._membership.find_objection(
             node,
             hello,
@@ -235,7 +232,7 @@ class ServerConnection:
             newcomer=newcomer,
             needs_key=self._encryption is not None,
             needs_masks=isinstance(self._spec, Spec) and self._spec.mask_threshold > 0,
-            needs_revision=needed,
+            needs_revision=needed_revision(self._spec),
         )
         if objection:
             self.reject(node, objection)

@@ -20,14 +20,13 @@ from broker_config.protocol.codec import COMPRESSED_MARK, encode_tensors, encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, RecordHead, Spec, TensorSpec
 from broker_config.protocol.round_contents import (
-    BOUND_REVISION,
     NO_BASE,
     basis,
     broadcast_tensors,
     contribution_tensors,
-    hides_contributions,
     is_statistics_round,
     masked_tensors,
+    predates_binding,
 )
 from broker_config.security.mask_keys import Scope
 from broker_config.security.one_time import digest_spec
@@ -119,7 +118,7 @@ class Ledger:
             raise UsageError(
                 f"the run in {self.folder} was aborted", "begin another one with --new"
             )
-        if hides_contributions(run.spec) and run.spec.revision < BOUND_REVISION:
+        if predates_binding(run.spec):
             raise UsageError(
                 f"run {run.spec.run} in {self.folder} began with an earlier version of edge-node, "
                 "whose masks and noise could hide two things",

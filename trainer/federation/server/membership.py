@@ -103,7 +103,7 @@ class Membership:
                 f"{hello.software[:50]} of this node cannot",
                 "install the coordinator's version of edge-node, then join again",
             )
-        if isinstance(hello, Hello) and hello.revision < needs_revision:
+        if hello.revision < needs_revision:
             return refusal(
                 f"this federation needs a later edge-node than {hello.software[:50]} of this node",
                 "install the coordinator's version of edge-node, then join again",

@@ -1,6 +1,5 @@
 """Training of a sensor's model: its rows, local iterations and checkpoints."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
 from broker_config.protocol.frames import Opened, encode_frame
 from broker_config.protocol.vfl_messages import VflSpec
-from broker_config.storage import checksums, disk
 from edge.vfl.csv_tail import Warn
 from edge.vfl.sensor_rows import RowFile, Samples, Scaling
 from trainer.vfl import tensor_frames
@@ -22,7 +20,7 @@ from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.target_round import ProductPositions
 from trainer.vfl.networks import embedding_size
-from trainer.vfl.privacy import ProtectionAccount, describe_spent, run_secret
+from trainer.vfl.privacy import ProtectionAccount, describe_spent, load_secret, run_secret
 from trainer.vfl.simulation import release
 
 _SOURCE = "source"  # name in a checkpoint
@@ -60,7 +58,7 @@ class SensorTrainer:
         self.positions = ProductPositions()
         self.iteration = 0.0  # seconds, as measured in the last round
         self._size = embedding_size(spec.network, (self.samples.columns, spec.cycles))
-        self._secret = run_secret(_secret(folder), spec)
+        self._secret = run_secret(load_secret(folder), spec) if spec.privacy.clip else b""
         self._account = ProtectionAccount(folder)
         self._deploy = deploy
         self._checkpoints = Checkpoints(folder / spec.run, warn)
@@ -260,23 +258,3 @@ def _read_as(rows: RowFile) -> bytes:
     return msgspec.json.encode(
         {"columns": rows.columns, "product": rows.product, "unit": rows.unit, **condition}
     )
-
-
-def _secret(folder: Path) -> bytes:
-    """What protection draws its noise by: 32 bytes, made for the state folder,
-    that nobody else knows.
-    """
-    path = folder / "secret.json"
-    try:
-        found = checksums.read_record(path, bytes)
-    except checksums.DamagedError as error:
-        raise EdgeNodeError(
-            f"the secret {path} is damaged: {error}",
-            "restore it from a copy, or remove it: noise that protects embeddings is then drawn "
-            "by a new one",
-        ) from error
-    if found is None:
-        found = secrets.token_bytes(32)
-        with disk.writing(folder):
-            checksums.write_record(path, found)
-    return found

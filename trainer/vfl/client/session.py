@@ -12,8 +12,10 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
+from broker_config.protocol.errors import UsageError
 from broker_config.protocol.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame
-from broker_config.protocol.messages import Message, Refusal
+from broker_config.protocol.messages import REVISION, Message, Refusal
+from broker_config.protocol.round_contents import predates_binding
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
@@ -58,6 +60,7 @@ from trainer.vfl.client.session_state import (
     start,
 )
 from trainer.vfl.client.target_round import check_frame, positions_to_keep
+from trainer.vfl.privacy import open_protection
 from trainer.vfl.process_setup import EVENT_QUEUE, set_up_process
 from trainer.vfl.server.spec import check_combinations
 
@@ -85,11 +88,21 @@ def take_part(
 
     Raises:
         NewRunError: it is to take part in that one (`session_state`).
+        UsageError: a protected run began with an earlier version.
         EdgeNodeError: with what to do about it.
     """
     check_combinations(spec)
+    if predates_binding(spec):
+        raise UsageError(
+            f"run {spec.run} of federation {spec.federation!r} began with an earlier version of "
+            "edge-node, whose noise could hide two embeddings",
+            "ask its operator to begin another one with this version (edge-node vfl coordinate "
+            "--new)",
+        )
     set_up_process(spec.threads)
     with disk.lock_folder(folder):
+        is_known = checkpoint.check_known(folder, spec)
+        open_protection(folder, spec, is_known=is_known)
         checkpoint.keep_spec(folder, spec)
         sensor = _Sensor(spec, name, rows, endpoint, folder, report, deploying(), head_wait)
         try:
@@ -284,7 +297,12 @@ class _Sensor:
                 columns = training.samples.columns
                 kept_ = training.kept
                 hello = VflHello(
-                    **self._connection.hello, columns=columns, round=round_, kept=kept_, lacks=lacks
+                    **self._connection.hello,
+                    columns=columns,
+                    round=round_,
+                    kept=kept_,
+                    lacks=lacks,
+                    revision=REVISION,
                 )
                 self._connection.send(hello)
             case SkipTo(round_):

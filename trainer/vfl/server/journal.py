@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol.errors import UsageError
+from broker_config.protocol.round_contents import predates_binding
 from broker_config.protocol.vfl_messages import Validation, VflSpec
 from broker_config.storage.database import Database, reading
 from trainer.vfl.server.head_state import Member
@@ -219,14 +220,14 @@ def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:
     settings are fixed once rounds are written down.
 
     Raises:
-        UsageError: the run in the journal has other settings.
+        UsageError: the run in the journal has other settings, or noise of an earlier version.
     """
     old = journal.newest()
     if old is None or new:
         journal.begin(spec)
         return spec
-    same = msgspec.structs.replace(spec, run=old.run, software=old.software)
-    if same != old and not journal.has_rounds(old.run):
+    same = msgspec.structs.replace(spec, run=old.run, software=old.software, revision=old.revision)
+    if (same != old or predates_binding(old)) and not journal.has_rounds(old.run):
         journal.begin(spec)
         return spec
     if same != old:
@@ -234,5 +235,11 @@ def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:
             f"the run in this state folder has other settings: {describe_changes(old, same)}",
             "give the same options as before, begin another run with --new, or choose another "
             "--state folder",
+        )
+    if predates_binding(old):
+        raise UsageError(
+            f"run {old.run} in this state folder began with an earlier version of edge-node, whose "
+            "noise could hide two embeddings",
+            "begin another run with --new",
         )
     return old

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -386,6 +387,7 @@ def test_an_audit_that_has_passed_counts_for_that_spec_alone(
     """A coordinator could else have private sums audited, and then ask for open ones."""
     audited: list[Spec] = []
     monkeypatch.setattr(federation_audit, "check_exposure", lambda spec, *_: audited.append(spec))
+    monkeypatch.setattr(federation_audit, "digest_first", lambda _: "")
     request = Request("gaussian", model="small", weights="none", size=32)
     spec, _ = draft(request, federation="steel", classes=CLASSES, nodes=2)
     images = load_images(spec, draw(tmp_path / "images", 3, 1))
@@ -400,3 +402,29 @@ def test_an_audit_that_has_passed_counts_for_that_spec_alone(
     for _, other in changed(spec):
         meets(other)
         assert audited[-1] == other
+
+
+def test_an_audit_that_has_passed_counts_for_those_groups_and_that_encoder_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which images belong together decides what the attacker knows; the encoder, what it sees."""
+    audited: list[Spec] = []
+    monkeypatch.setattr(federation_audit, "check_exposure", lambda spec, *_: audited.append(spec))
+    request = Request("gaussian", model="small", weights="none", size=32)
+    spec, broadcast = draft(request, federation="steel", classes=CLASSES, nodes=2)
+    images = load_images(spec, draw(tmp_path / "images", 3, 1))
+    wanted = Demands(None, math.inf, {"counts": 0.5})
+
+    def meets(groups: list[int]) -> int:
+        """Return how many audits there have been by then."""
+        taken = images._replace(train=images.train._replace(groups=np.array(groups)))
+        assert _meets(wanted, spec, taken, tmp_path / "state", progress.ignore, lambda: False)
+        return len(audited)
+
+    each = list(range(len(images.train.labels)))
+    pair = [0, 0, *each[2:]]
+    assert [meets(each), meets([9 - place for place in each])] == [1, 1]
+    assert [meets(pair), meets(pair)] == [2, 2]
+    other = {**broadcast, min(broadcast): broadcast[min(broadcast)] + 1}
+    monkeypatch.setattr(federation_audit, "make_first_broadcast", lambda _: other)
+    assert [meets(pair), meets(pair)] == [3, 3]

@@ -170,10 +170,42 @@ def test_nothing_is_masked_of_what_the_disk_has_lost(lost: str, nodes: Nodes) ->
 
 def test_a_damaged_record_of_masks_is_named(nodes: Nodes) -> None:
     nodes.share()
-    path = nodes.folder / A / "masks.json"
-    path.write_bytes(path.read_bytes()[:-20])
+    for path in (nodes.folder / A).glob("masks*"):
+        path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(EdgeNodeError, match=r"masks\.json"):
         nodes.start(A)
+
+
+@pytest.mark.parametrize("file", ["masks.json", "masks-copy.json"])
+@pytest.mark.parametrize("fault", ["older", "missing", "damaged"])
+def test_what_becomes_of_one_file_lets_no_masks_hide_a_second_contribution(
+    fault: str, file: str, nodes: Nodes
+) -> None:
+    """Also not when the other file is then replaced by its older copy."""
+    nodes.share()
+    older = {path: path.read_bytes() for path in (nodes.folder / A).glob("masks*")}
+    store, trained = nodes.contributed(A, 0.01)
+    masked = nodes.nodes[A].mask(store, nodes.method, trained)
+    signed = nodes.nodes[A].advance(nodes.step(survivors=PLANTS))
+    path = nodes.folder / A / file
+    assert path in older
+    if fault == "older":
+        path.write_bytes(older[path])
+    elif fault == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-20])
+    again = nodes.start(A)
+    for other, content in older.items():
+        if other != path:
+            other.write_bytes(content)
+    for node in (again, nodes.start(A)):
+        with pytest.raises(EdgeNodeError):
+            node.mask(store, nodes.method, nodes.contributed(A, 0.02)[1])
+        assert node.mask(store, nodes.method, trained) == masked
+        with pytest.raises(EdgeNodeError):
+            node.advance(nodes.step(survivors=(A, B)))
+        assert node.advance(nodes.step(survivors=PLANTS)) == signed
 
 
 def test_the_classes_of_its_images_are_told_where_there_are_statistics(nodes: Nodes) -> None:

@@ -109,13 +109,15 @@ def test_a_run_whose_masks_or_noise_could_hide_two_things_is_refused_by_its_name
 def test_scales_that_do_not_follow_from_the_first_broadcast_are_refused(masked: bool) -> None:
     request = Request("fedavg", model="small", weights="none", size=32, secure_aggregation=masked)
     spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=3)
-    check_scales(spec, broadcast)
+    check_scales(spec, broadcast, 1)
+    trained = {name: 1000 * value for name, value in broadcast.items()}
+    check_scales(spec, trained, 2)
     name = min(spec.tensors)
-    for step in (-2, 2):
+    for round_, step in ((1, -2), (1, 2), (2, -14), (2, 14)):
         other = msgspec.structs.replace(spec.tensors[name], scale=spec.tensors[name].scale + step)
         tensors = {**spec.tensors, name: other}
         with pytest.raises(UsageError, match=name):
-            check_scales(msgspec.structs.replace(spec, tensors=tensors), broadcast)
+            check_scales(msgspec.structs.replace(spec, tensors=tensors), broadcast, round_)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "gaussian", "afedcl_plus"])

@@ -14,11 +14,11 @@ import pytest
 
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.messages import Manifest
+from broker_config.protocol.messages import Manifest, TensorSpec
 from broker_config.storage import disk
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, load_images
-from trainer.federation.client import checkpoint
+from trainer.federation.client import checkpoint, federation_audit
 from trainer.federation.client.session_events import (
     Begun,
     Contributed,
@@ -27,7 +27,7 @@ from trainer.federation.client.session_events import (
     Refined,
 )
 from trainer.federation.client.training_thread import Worker
-from trainer.federation.server.aggregation import with_totals
+from trainer.federation.server.aggregation import scale_for, with_totals
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
@@ -64,9 +64,10 @@ def finish(
     previews: bool,
     change: Callable[[Arrays], Arrays] = dict,
     chooses: bool = False,
+    is_denied: bool = False,
 ) -> object:
     """What the plant says in the end: restarted, with the images of `now`,
-    and told the changed result.
+    and told the changed result, or that this holds nothing of it.
     """
     spec, broadcast = draft(
         Request("gaussian", model="small", weights="none", size=32, seed=7),
@@ -103,7 +104,7 @@ def finish(
     assert isinstance(inbox.get(timeout=60), Refined)
     first.close()
     again = Worker(spec, NAME, every[now], state, inbox, previews=previews)
-    again.deploy(put(again, 1, result), counted=True)
+    again.deploy(put(again, 1, result), counted=not is_denied)
     told = inbox.get(timeout=60)
     again.close()
     return told
@@ -161,6 +162,131 @@ def test_a_model_is_of_the_images_as_they_are_now(images: dict[str, Path], tmp_p
     assert made.metadata.trained == expected.metadata.trained
 
 
+@pytest.mark.parametrize("round_", [1, 2])
+def test_a_node_contributes_nothing_in_steps_that_do_not_follow_from_what_it_begins_with(
+    round_: int, images: dict[str, Path], tmp_path: Path
+) -> None:
+    """A newcomer, or a node that has lost its folder, begins in a later round."""
+    spec, broadcast = draft(
+        Request("fedavg", model="small", weights="none", size=32, rounds=3),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    name = min(spec.tensors)
+    coarse = msgspec.structs.replace(spec.tensors[name], scale=spec.tensors[name].scale - 20)
+    spec = msgspec.structs.replace(spec, tensors={**spec.tensors, name: coarse})
+    inbox: queue.Queue[object] = queue.Queue()
+    worker = Worker(spec, NAME, load_images(spec, images[NAME]), tmp_path / "state", inbox)
+    digest, size = worker.store.put(encode_tensors(broadcast))
+    manifest = Manifest(
+        federation="steel",
+        run=spec.run,
+        round=round_,
+        node="coordinator",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
+    )
+    worker.train(manifest, counted=False)
+    told = inbox.get(timeout=60)
+    worker.close()
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, UsageError)
+    assert name in str(told.error)
+    assert worker.progress is None
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_an_audit_is_made_again_where_the_federation_begins_with_another_encoder(
+    is_other: bool, images: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit before joining knew no broadcast, and made one with weights of its own."""
+    spec, broadcast = draft(
+        Request("gaussian", model="small", weights="none", size=32, seed=7),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    name = min(broadcast)
+    if is_other:
+        broadcast = {**broadcast, name: broadcast[name] + 1}
+
+    def refuse(_: Any, plant: Any, most: Any, *others: Any) -> None:
+        assert len(plant.train.labels) == 6
+        assert most == {"counts": 0.5}
+        assert np.array_equal(others[-1][name], broadcast[name])
+        raise UsageError("it tells too much", "stay out")
+
+    monkeypatch.setattr(federation_audit, "check_exposure", refuse)
+    inbox: queue.Queue[object] = queue.Queue()
+    worker = Worker(
+        spec,
+        NAME,
+        load_images(spec, images[NAME]),
+        tmp_path / "state",
+        inbox,
+        exposure={"counts": 0.5},
+    )
+    digest, size = worker.store.put(encode_tensors(broadcast))
+    manifest = Manifest(
+        federation="steel",
+        run=spec.run,
+        round=1,
+        node="coordinator",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
+    )
+    worker.train(manifest, counted=False)
+    told = inbox.get(timeout=60)
+    worker.close()
+    assert isinstance(told, Failed if is_other else Contributed), told
+    assert (worker.progress is None) == is_other
+
+
+@pytest.mark.parametrize("method", ["gaussian", "afedcl_plus"])
+@pytest.mark.parametrize("privacy", [{}, {"epsilon": "3"}])
+def test_an_encoder_of_which_no_sums_can_be_made_is_an_error_that_names_the_run(
+    privacy: dict[str, str], method: str, images: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its values are those that a coordinator may send, and its scales fit them."""
+    training = {"batch_norm": "eval"}
+    request = Request(method, {}, "small", "none", 32, training, privacy=privacy)
+    spec, broadcast = draft(
+        request._replace(rounds=0 if method == "gaussian" else 2),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    huge = {
+        name: np.full_like(value, 1e30) if name.startswith("encoder.") else value
+        for name, value in broadcast.items()
+    }
+    tensors = {name: TensorSpec(value.shape, scale_for(value, 2)) for name, value in huge.items()}
+    spec = msgspec.structs.replace(spec, tensors=tensors)
+    inbox: queue.Queue[object] = queue.Queue()
+    worker = Worker(spec, NAME, load_images(spec, images[NAME]), tmp_path / "state", inbox)
+    digest, size = worker.store.put(encode_tensors(huge))
+    manifest = Manifest(
+        federation="steel",
+        run=spec.run,
+        round=1,
+        node="coordinator",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
+    )
+    worker.train(manifest, counted=False)
+    told = inbox.get(timeout=60)
+    worker.close()
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, EdgeNodeError), told.error
+    assert spec.run in str(told.error)
+    assert "steel" in str(told.error)
+    assert told.error.remedy
+
+
 # The model of the first sums
 
 
@@ -169,10 +295,14 @@ def begun(
     state: Path,
     *,
     counted: bool = True,
+    is_denied: bool = False,
     now: str = NAME,
     change: Callable[[Arrays], Arrays] = dict,
 ) -> list[object]:
-    """What the plant says of the first two rounds, by a new process in each."""
+    """What the plant says of the first two rounds, by a new process in each.
+
+    It is told whether its sums are `counted`, or that is denied.
+    """
     spec, broadcast = draft(
         Request("afedcl_plus", model="small", weights="none", size=32, seed=7, rounds=1),
         federation="steel",
@@ -205,7 +335,7 @@ def begun(
                 size=size,
                 chunk_size=1024,
             )
-            worker.train(manifest, counted=counted)
+            worker.train(manifest, counted=counted and not is_denied)
             while not isinstance(told := inbox.get(timeout=60), Refined | Failed):
                 said.append(told)
             said.append(told)
@@ -240,6 +370,37 @@ def test_the_first_model_is_the_same_whichever_totals_hold_this_plant(
     begun(images, tmp_path / "counted")
     begun(images, tmp_path / "late", counted=False)
     assert model(tmp_path / "counted") == model(tmp_path / "late")
+
+
+def test_a_coordinator_that_denies_a_node_s_sums_does_not_flatter_its_first_model(
+    images: dict[str, Path], tmp_path: Path
+) -> None:
+    """Heads are made without each image; totals that hold it all the same would know it."""
+    begun(images, tmp_path / "counted")
+    begun(images, tmp_path / "denied", is_denied=True)
+    assert model(tmp_path / "counted") == model(tmp_path / "denied")
+    judged = [
+        personal_model.load(tmp_path / name / "model").metadata.metrics
+        for name in ("counted", "denied")
+    ]
+    assert judged[0] == judged[1]
+
+
+@pytest.mark.parametrize("previews", [False, True])
+def test_a_coordinator_that_denies_a_node_s_sums_does_not_flatter_its_last_model(
+    previews: bool, images: dict[str, Path], tmp_path: Path
+) -> None:
+    made = []
+    for name, is_denied in (("counted", False), ("denied", True)):
+        state = tmp_path / name
+        told = finish(images, state, NAME, previews=previews, is_denied=is_denied)
+        assert isinstance(told, Deployed)
+        if previews:
+            preview = msgspec.json.decode((state / "preview.json").read_bytes(), type=Preview)
+            made.append(preview)
+        else:
+            made.append(model(state))
+    assert made[0] == made[1]
 
 
 def test_the_first_model_is_of_the_images_as_they_are_now(

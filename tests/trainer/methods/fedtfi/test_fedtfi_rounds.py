@@ -3,6 +3,7 @@ with bad peers and without leavers.
 """
 
 import functools
+import queue
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.codec import encode_tensors
@@ -20,6 +22,8 @@ from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
 from trainer.data.class_folders import Images
 from trainer.federation.client.join import join
+from trainer.federation.client.session_events import Contributed, Refined
+from trainer.federation.client.training_thread import Worker
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft
@@ -195,6 +199,39 @@ def test_what_hides_a_patch_is_drawn_from_the_nodes_own_secret_and_nothing_else_
             sent.append(node.contribute(node.start(broadcast), broadcast, 1)[1].tensors)
         assert same(*(select(each, ("encoder", "classifier")) for each in sent))
         assert same(*(select(each, ("patches",)) for each in sent)) == (not hidden)
+
+
+def test_another_process_of_a_node_sends_the_same_patches_with_the_same_noise(
+    images: dict[str, Images], tmp_path: Path
+) -> None:
+    """Two releases of a patch with other noise tell more of it than one."""
+    spec, broadcast = drafted(noise="1")
+    inbox: queue.Queue[object] = queue.Queue()
+    sent = []
+    for name, folder in (("plant-a", "a"), ("plant-a", "a"), ("plant-a", "another")):
+        worker = Worker(spec, name, images[name], tmp_path / folder, inbox)
+        if worker.progress:
+            worker.go_back(1)
+        digest, size = worker.store.put(encode_tensors(broadcast))
+        manifest = Manifest(
+            federation="textile",
+            run=spec.run,
+            round=1,
+            node="coordinator",
+            digest=digest,
+            size=size,
+            chunk_size=1024,
+        )
+        worker.train(manifest, counted=False)
+        made = inbox.get(timeout=60)
+        assert isinstance(made, Contributed), made
+        assert isinstance(inbox.get(timeout=60), Refined)
+        worker.close()
+        assert made.progress.blob
+        tensors = load_file(worker.store.path(made.progress.blob.digest))
+        sent.append(select(tensors, spec.relays))
+    assert same(sent[0], sent[1])
+    assert not same(sent[0], sent[2])
 
 
 # no maps; maps, but a trunk between them and features
