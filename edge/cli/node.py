@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_STOPPED = "stopped"
+_STOPPED_NODE = "stopped; the same command goes on"
+
 Alias = Annotated[
     list[str],
     typer.Option(
@@ -281,7 +284,7 @@ def join(
             "model without any",
         )
     endpoint, name = _open_node(broker, node)
-    stop = stop_on_signals()
+    stop = stop_on_signals(_STOPPED_NODE)
     with output.reporter() as report:
         model = run(
             endpoint,
@@ -303,7 +306,7 @@ def join(
         if model:
             report(progress.Result(result={"model": str(model)}))
     if model is None:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print(_STOPPED_NODE, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
         signed = f" --kit {broker.kit}" if broker.kit else ""
@@ -324,7 +327,7 @@ def preview(
     from trainer.federation.client.join import join as run
 
     endpoint, name = _open_node(broker, node)
-    stop = stop_on_signals()
+    stop = stop_on_signals(_STOPPED_NODE)
     with output.reporter() as report:
         file = run(
             endpoint,
@@ -346,7 +349,7 @@ def preview(
         if file:
             report(progress.Result(result=json.loads(file.read_bytes())))
     if file is None:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print(_STOPPED_NODE, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
         print(f"preview: {file}\nnext: edge-node join, once the coordinator runs the federation")
@@ -414,7 +417,7 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
     check_file_writable(options.out)
     aliases = parse_pairs(options.alias, "--alias", "{}=scratches")
     found = PlantImages.find(options.data, options.test, options.group, aliases)
-    stop = stop_on_signals()
+    stop = stop_on_signals(_STOPPED)
     with output.reporter() as report:
         report(progress.Step(what="loading torch, which takes seconds"))
         from trainer.audit import audit_page
@@ -435,7 +438,7 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
             audit_page.write(audited, options.out)
             report(progress.Result(result=audit_page.to_result(audited.audit, options.out)))
     if audited is None:
-        print("stopped", file=sys.stderr)
+        print(_STOPPED, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
         audit_page.print_table(audited.audit, Console())
@@ -512,7 +515,8 @@ def refit(
         from trainer.training import personal_model
         from trainer.training.refit import refit as run
 
-        made = run(model, folder, test, group=group, aliases=aliases, without=without)
+        with progress.watched(report):
+            made = run(model, folder, test, group=group, aliases=aliases, without=without)
         personal_model.save(made.model, target)
         for note in made.notes:
             report(progress.Note(text=note))

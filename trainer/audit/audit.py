@@ -27,7 +27,7 @@ from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays
 from trainer.privacy.plan import planned_epsilon
 from trainer.progress import Report, Step
-from trainer.training.engine import Stopped
+from trainer.progress.long_work import Stopped, watched
 
 LEAST_IMAGES = 8
 """Fewer cannot be parted into what is sent, what is not, and what an attacker knows."""
@@ -109,6 +109,19 @@ def audit(
             "least",
             "label more images",
         )
+    with watched(report, stop):
+        return _audit(spec, images, report, seed, stop, only_actual=only_actual)
+
+
+def _audit(
+    spec: Spec,
+    images: Images,
+    report: Report,
+    seed: int,
+    stop: Callable[[], bool],
+    *,
+    only_actual: bool,
+) -> Audited:
     parts = split(images, seed, as_trained=False)
     broadcast = _first_broadcast(spec)
     modes: list[ModeAudit] = []

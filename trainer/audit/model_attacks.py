@@ -32,6 +32,7 @@ from trainer.models.fusion import LENGTH, NORMALISED
 from trainer.models.initial_weights import init_linear
 from trainer.models.named_tensors import is_trainable
 from trainer.models.network import Tensors, to_tensors
+from trainer.progress.long_work import steps
 from trainer.training.engine import encode_all
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
@@ -155,7 +156,7 @@ def _alignment(seen: Observation, update: Tensors, images: list[LabelledImages])
     length = _norm(update.values())
     found = []
     for data in _sets(seen, images):
-        for number in range(len(data.labels)):
+        for number in steps("comparing gradients of images", range(len(data.labels))):
             inputs = data.encoder_input(seen.network, seen.received, torch.tensor([number]))
             logits = _logits(seen, tensors, seen.network.encode(tensors, inputs))
             loss = functional.cross_entropy(logits, data.labels[number : number + 1])

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from trainer.models.network import Network, Tensors
+from trainer.progress.long_work import steps
 from trainer.statistics.sums import VIEWS, directions
 from trainer.training.training_set import Augmentation, TrainingSet
 
@@ -28,7 +29,7 @@ def view_features(network: Network, tensors: Tensors, data: TrainingSet) -> np.n
     views = Augmentation(symmetries, torch.zeros(2, VIEWS, 1, 1, 1))
     features = np.empty((len(data.labels), VIEWS, network.shape.features), np.float32)
     with torch.no_grad():
-        for number in range(len(features)):
+        for number in steps("looking at images", range(len(features))):
             inputs = data.encoder_input(network, tensors, torch.full((VIEWS,), number), views)
             features[number] = network.encode(tensors, inputs).cpu().numpy()
     lengths = np.linalg.norm(features, axis=2, keepdims=True)

@@ -26,6 +26,7 @@ from trainer.methods import PRIVATE_CLASSIFIERS, complete_options
 from trainer.models.fusion import LENGTH, NOVELTY, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Tensors, to_arrays, to_tensors
+from trainer.progress.long_work import steps
 from trainer.statistics.lda_head import fit_scale
 from trainer.statistics.logistic_head import Linear
 from trainer.statistics.sums import PREFIX
@@ -378,7 +379,8 @@ def _cross_validate(node: Participant, spec: Spec, start: Arrays) -> tuple[np.nd
         assert node.statistics is not None
         received = node.received(start)
         features = node.statistics.features(received, node.training_set(received))
-    for held_out in split_folds(images, min(_FOLDS, count), spec.seed):
+    folds = split_folds(images, min(_FOLDS, count), spec.seed)
+    for held_out in steps("judging: images left out in turn", folds):
         if features is None:
             others = np.setdiff1d(np.arange(count), held_out)
             personal = _train_fold(node, spec, start, images.take(others))

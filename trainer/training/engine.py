@@ -15,6 +15,7 @@ from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Loss, Metrics, Phase, Sgd
 from trainer.models.named_tensors import is_below, is_trainable, select
 from trainer.models.network import Network, Tensors
+from trainer.progress.long_work import Loop, Stopped, check_stop
 from trainer.training.optimiser import Optimiser
 from trainer.training.private_gradients import PrivateGradients
 from trainer.training.training_set import Augmentation, TrainingSet
@@ -27,10 +28,6 @@ _EVALUATION_PIXELS = 1 << 18  # of a batch, about; more take memory, and are no 
 
 class DivergedError(EdgeNodeError):
     """A loss is no longer finite."""
-
-
-class Stopped(Exception):  # noqa: N818  (not an error: the stop was requested)
-    """Training was asked to stop between two batches."""
 
 
 def draw_batches(count: int, batch_size: int, random: torch.Generator) -> list[Tensor]:
@@ -132,6 +129,7 @@ def descend(
     metrics: dict[str, np.ndarray] = {}
     losses: list[float] = []
     steps = 0
+    loop: Loop | None = None
     for _ in range(phase.epochs):
         sums: dict[str, list[Tensor]] = defaultdict(list)
         orders = []
@@ -139,6 +137,9 @@ def descend(
             batch_size = training.batch_size if private is None else len(own)
             orders.append(draw_batches(len(own), batch_size, own_random))
         for order in zip(*orders, strict=True):
+            if loop is None:
+                loop = Loop("training", phase.epochs * len(orders[0]))
+            loop.advance()
             if stop():
                 raise Stopped
             index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])
@@ -365,9 +366,10 @@ def _in_batches(
     # Of nearly equal size: some kernels round a single image otherwise.
     parts = min(count, -(-count * pixels // _EVALUATION_PIXELS))
     bounds = [count * part // parts for part in range(parts + 1)]
+    computed = []
     with torch.no_grad():
-        computed = [
-            compute(tensors, data.encoder_input(network, tensors, slice(start, end)))
-            for start, end in pairwise(bounds)
-        ]
+        for start, end in pairwise(bounds):
+            check_stop()
+            inputs = data.encoder_input(network, tensors, slice(start, end))
+            computed.append(compute(tensors, inputs))
     return torch.cat(computed).cpu().numpy()

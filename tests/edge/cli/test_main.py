@@ -710,3 +710,52 @@ def test_a_broker_for_all_says_how_others_reach_it(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(60) == 0
     assert "mqtt://0.0.0.0" not in log.read_text().splitlines()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_cannot_stop_by_itself_is_ended_after_a_moment(
+    number: signal.Signals,
+) -> None:
+    """As where a thread is in the midst of fitting a classifier."""
+    stubborn = (
+        "import time\n"
+        "from edge.cli.shared_options import stop_on_signals\n"
+        "stop_on_signals('farewell')\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    time.sleep(0.01)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", stubborn], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert "farewell" in process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+    finally:
+        process.kill()
+
+
+def test_a_coordinator_that_makes_its_first_broadcast_is_ended_by_a_signal(tmp_path: Path) -> None:
+    drafting = (
+        "import signal, sys\n"
+        "from trainer.federation.server.choosing_runs import Federation\n"
+        "def draft(*_):\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    print('went on', flush=True)\n"
+        "    sys.exit(3)\n"
+        "Federation.draft = draft\n"
+        "from edge.cli.main import main\n"
+        "main()\n"
+    )
+    options = ["coordinate", "mqtt://127.0.0.1:1", "--nodes", "1", "--classes", "a,b"]
+    ended = subprocess.run(
+        [sys.executable, "-c", drafting, *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (130, "")

@@ -25,7 +25,7 @@ from trainer.federation.client.plant_images import PlantImages, digest_images, s
 from trainer.federation.update_codec import decode_contribution, is_coded
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
-from trainer.training.engine import Stopped
+from trainer.progress.long_work import Stopped, watched
 from trainer.training.participant import Contributed, Participant
 
 _SEED = 0  # of parts and attacks, so that two audits of the same images agree
@@ -118,7 +118,8 @@ def audit_sent(
     seen = observe_round(plant, sent, broadcast, reached.round, _SEED, lambda: None)
     parts = split(images, _SEED, as_trained=True)
     try:
-        results = attack([seen], parts, _SEED, report, stop)
+        with watched(report, stop):
+            results = attack([seen], parts, _SEED, report, stop)
     except Stopped:
         return None
     mode = describe_mode(spec, results, is_actual=True)

@@ -224,7 +224,7 @@ def _meets(
         return True
     report(progress.Step(what="loading torch, which takes seconds"))
     from trainer.federation.client.federation_audit import check_exposure  # noqa: PLC0415
-    from trainer.training.engine import Stopped  # noqa: PLC0415
+    from trainer.progress.long_work import Stopped  # noqa: PLC0415
 
     try:
         check_exposure(spec, images, wanted.exposure, report, stop)

@@ -37,10 +37,11 @@ from trainer.federation.client.spec_check import check_scales
 from trainer.federation.update_codec import encode_contribution
 from trainer.models.named_tensors import Arrays, select
 from trainer.progress.events import ModelReady
+from trainer.progress.long_work import Stopped, watched
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
 from trainer.training.conclusion import conclude, conclude_first
-from trainer.training.engine import DivergedError, Stopped
+from trainer.training.engine import DivergedError
 from trainer.training.first_sums import take_first
 from trainer.training.participant import Participant, State
 from trainer.training.preview import preview
@@ -56,7 +57,7 @@ class Worker:
         name: of the node.
         images: the plant's.
         folder: the node's state folder.
-        inbox: receives Contributed, Refined, Deployed or Failed.
+        inbox: receives Contributed, Refined, Deployed or Failed, and how far long work is.
         previews: whether the node wants to know what joining would give, and no model.
         most_epsilon: that a private federation may spend of its images, with all that was spent
             before.
@@ -152,7 +153,8 @@ class Worker:
         def run() -> None:
             self.alone.pause()
             try:
-                job(manifest)
+                with watched(self._inbox.put, self._stopping.is_set):
+                    job(manifest)
             except Stopped:
                 pass
             except BaseException as error:

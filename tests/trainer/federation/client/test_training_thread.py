@@ -4,6 +4,7 @@ and what is right for its images as they are now.
 
 import itertools
 import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
-from trainer.training import alone, personal_model
+from trainer.progress import Step, steps
+from trainer.training import alone, frozen_heads, personal_model
 from trainer.training.participant import Participant, State
 from trainer.training.preview import Preview
 
@@ -310,3 +312,44 @@ def test_no_first_model_is_made_of_what_cannot_be_the_sums(
     assert isinstance(told, Failed)
     assert isinstance(told.error, EdgeNodeError)
     assert not (tmp_path / "state" / "model").exists()
+
+
+def test_a_node_that_is_closed_while_it_judges_stops_between_two_steps(
+    images: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, broadcast = draft(
+        Request("gaussian", model="small", weights="none", size=32, seed=7),
+        federation="steel",
+        classes=CLASSES,
+        nodes=1,
+    )
+    judging = threading.Event()
+    begun = 0
+
+    def leave_out(*_: object) -> None:
+        nonlocal begun
+        judging.set()
+        for _step in steps("judging", range(1_000_000_000)):
+            begun += 1
+
+    monkeypatch.setattr(frozen_heads, "leave_out", leave_out)
+    inbox: queue.Queue[object] = queue.Queue()
+    worker = Worker(spec, NAME, load_images(spec, images[NAME]), tmp_path, inbox)
+    sums = Participant(spec, NAME, load_images(spec, images[NAME]))
+    totals = sums.contribute(NOTHING, broadcast, 1)[1].tensors
+    digest, size = worker.store.put(encode_tensors({**broadcast, **totals}))
+    final = Manifest(
+        federation="steel",
+        run=spec.run,
+        round=1,
+        node="coordinator",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
+    )
+    worker.deploy(final, counted=False)
+    assert judging.wait(60)
+    worker.close()
+    assert begun < 1_000_000_000
+    assert all(isinstance(each, Step) for each in inbox.queue)
+    assert not (tmp_path / "model").exists()
