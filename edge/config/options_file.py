@@ -59,6 +59,16 @@ def option_key(parameter: Any) -> str:
     return str(parameter.opts[0].lstrip("-"))
 
 
+def _renamed(command: Any) -> dict[str, str]:
+    """The keys of options that had another name before, by that name."""
+    found = {}
+    for each in command.params:
+        for name in each.opts[1:]:
+            if name.startswith("--"):
+                found[name.lstrip("-")] = option_key(each)
+    return found
+
+
 def _kind(hint: Any) -> type:
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = [each for each in get_args(hint) if each is not type(None)]
@@ -86,8 +96,10 @@ def read(file: Path, context: typer.Context) -> dict[str, Any]:
 def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dict[str, Any]:
     """As `read`, of a file's keys that were read already."""
     known = settings(context.command)
+    renamed = _renamed(context.command)
     values = {}
-    for key, value in given.items():
+    for written, value in given.items():
+        key = renamed.get(written, written)
         if key not in known:
             see = f"see edge-node {context.info_name} --help; {suggest(key, known)}"
             raise UsageError(

@@ -46,7 +46,7 @@ def find_needs(
         *_find_paths(settings, ("producer", "ca", "cert", "key", "server_cert")),
         *_find_video_files(settings),
     ]
-    memory = [Path(given["memory"])] if given["memory"] else []
+    state = [Path(given["state"])] if given["state"] else []
     parents = []
     for each in writes:
         parent = each if each.is_dir() else each.parent
@@ -54,7 +54,7 @@ def find_needs(
     return Needs(
         config=config,
         reads=tuple(reads),
-        writes=tuple(dict.fromkeys([*memory, *parents])),
+        writes=tuple(dict.fromkeys([*state, *parents])),
         cameras=tuple(_find_cameras(settings)),
         interfaces=any(isinstance(each, genicam.Settings) for each in settings.sources),
         port=given["port"],

@@ -572,7 +572,7 @@ NOWHERE = "mqtt://127.0.0.1:1"
             "none.csv",
             "--state",
         ),
-        ("serve", "--port", "0", "--memory"),
+        ("serve", "--port", "0", "--state"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )
