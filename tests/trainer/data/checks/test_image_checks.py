@@ -93,6 +93,39 @@ def test_every_error_is_found_at_once(plant: Path) -> None:
     assert [finding.kind for finding in check(plant).findings] == ["two classes", "unreadable"]
 
 
+def test_empty_files_are_told_as_such_and_not_as_copies(plant: Path) -> None:
+    for name in ("dent", "stain"):
+        (plant / name / "empty.png").write_bytes(b"")
+    report = check(plant)
+    assert [finding.kind for finding in report.findings] == ["unreadable"]
+    assert len(found(report, "unreadable").files) == 2
+    assert found(report, "unreadable").text.count("is empty") == 2
+
+
+def test_a_class_folder_without_an_image_is_named(plant: Path) -> None:
+    (plant / "crack").mkdir()
+    (plant / ".git").mkdir()
+    assert found(check(plant), "no images").files == (str(plant / "crack"),)
+
+
+@pytest.mark.parametrize(("bits", "factor"), [(10, 64), (12, 16), (14, 4)])
+def test_images_of_16_bits_that_use_fewer_are_warned_of(
+    plant: Path, bits: int, factor: int
+) -> None:
+    for path in plant.rglob("*.png"):
+        deep = np.asarray(Image.open(path)).astype(np.uint16) << (bits - 8)
+        Image.fromarray(deep).save(path)
+    finding = found(check(plant), "bits")
+    assert len(finding.files) == 30
+    assert f"multiply {factor} " in finding.remedy
+
+
+def test_images_of_16_bits_whose_brightest_uses_all_are_not_complained_of(plant: Path) -> None:
+    for path in plant.rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(path)).astype(np.uint16) * 257).save(path)
+    assert check(plant).findings == ()
+
+
 # The same image twice
 
 
