@@ -80,6 +80,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     privacy: PrivacySpent | None = None  # None if the federation was not private
     # on images that the model has not seen; None in models of older versions, or without any
     confidence: Confidence | None = None
+    refits: int = 0  # how often it was made anew since the last round
 
     @staticmethod
     def from_spec(

@@ -132,11 +132,11 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         assert line.classify(RED).json()["model"] == second
         assert "active, on probation" in bundle("list")
         third = bundle("add", other).split()[0]
-        assert "running model's classes" in bundle("activate", third)
+        assert "new rust; gone blue" in bundle("activate", third)
         assert "tiny@1 is served" in bundle("rollback")
         assert line.classify(RED).json()["model"] == first
         assert line.end()[0] == 0
-    assert "active bundle's classes" in bundle("activate", third)
+    assert "new rust; gone blue" in bundle("activate", third)
     assert "tiny@2 (" in bundle("activate", second)
     with serving_daemon(tmp_path) as line:
         assert line.classify(RED).json()["model"] == second
