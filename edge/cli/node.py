@@ -191,10 +191,10 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
                 "Take part only if this holds. Where patches are exchanged: noise=1, mix=4, "
                 "levels=8, what at least hides images in them. Where sums are: images=2, of each "
                 "class here; nodes=3, that close a round. masked=3: nobody reads what it "
-                "contributes but in sums of three or more. Where a federation is private: "
-                "epsilon=3, that it may spend of these images at most. counts=0.9, "
-                "membership=0.2, pictures=0.1: how much of these attacks may tell, in an audit "
-                "that comes first."
+                "contributes but in sums of three or more, which takes four nodes. Where a "
+                "federation is private: epsilon=3, that it may spend of these images at "
+                "most. counts=0.9, membership=0.2, pictures=0.1: how much of these attacks may "
+                "tell, in an audit that comes first."
             ),
         ),
         Panel.LEAVES,
@@ -601,8 +601,17 @@ def export(
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not output.as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")
-        node_text = f" --trust {written[0].node}.trust" if signer else ""
-        print(f"next: edge-node serve {written[0].folder}{node_text}")
+        trust = f" --trust {trust_file(kit, written[0].node)}" if kit else ""
+        print(f"next: edge-node serve {written[0].folder}{trust}")
+
+
+def trust_file(kit: Path, node: str) -> Path:
+    """Return the node's trust file: beside its kit where the node has made its keys itself, else
+    where provision writes it.
+    """
+    beside = kit.with_name(f"{node}.trust")
+    provisioned = kit.parent.parent / "trust" / beside.name
+    return provisioned if provisioned.exists() and not beside.exists() else beside
 
 
 @app.command(epilog="Example: edge-node anomaly good/ --defects defects/ --out bundles/line-1")

@@ -31,6 +31,7 @@ class _Watch:
         self.stop = stop
         self.clock = clock
         self.last = clock()  # when somebody was told last
+        self.outermost: Loop | None = None  # of the loops that `steps` runs
 
 
 _watch: ContextVar[_Watch | None] = ContextVar("watch", default=None)
@@ -80,15 +81,27 @@ class Loop:
         watch = self._watch
         if watch is None:
             return
+        told = watch.outermost or self
         now = watch.clock()
-        if now - max(watch.last, self._started) >= _INTERVAL:
+        if now - max(watch.last, told._started) >= _INTERVAL:
             watch.last = now
-            watch.report(Step(what=self._what, done=self._done, total=self._total))
+            watch.report(Step(what=told._what, done=max(0, told._done), total=told._total))
 
 
 def steps(what: str, items: Sequence[T]) -> Iterator[T]:
-    """Pass the items on, one after another; the rest is as in `Loop`."""
+    """Pass the items on, one after another; the rest is as in `Loop`.
+
+    Of loops in one another the outermost is told, also while a step of it takes long.
+    """
     loop = Loop(what, len(items))
-    for item in items:
-        loop.advance()
-        yield item
+    watch = _watch.get()
+    is_outermost = watch is not None and watch.outermost is None
+    if watch is not None and is_outermost:
+        watch.outermost = loop
+    try:
+        for item in items:
+            loop.advance()
+            yield item
+    finally:
+        if watch is not None and is_outermost:
+            watch.outermost = None

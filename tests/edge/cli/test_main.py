@@ -19,6 +19,7 @@ from rich.text import Text
 from broker_config.protocol.errors import BrokerError, UsageError, explain
 from broker_config.protocol.messages import Spec
 from edge.cli.main import app, command_tree
+from edge.cli.node import trust_file
 from edge.cli.shared_options import RequestOptions, check_model_is_free
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
@@ -759,3 +760,13 @@ def test_a_coordinator_that_makes_its_first_broadcast_is_ended_by_a_signal(tmp_p
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (130, "")
+
+
+def test_what_an_export_names_for_serving_is_a_trust_file_that_is_there(tmp_path: Path) -> None:
+    for made in ("plant-a-kit/plant-a.trust", "steel/trust/plant-b.trust", "steel/kits/x"):
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).touch()
+    own = trust_file(tmp_path / "plant-a-kit" / "plant-a.kit", "plant-a")
+    provisioned = trust_file(tmp_path / "steel" / "kits" / "plant-b.kit", "plant-b")
+    assert own == tmp_path / "plant-a-kit" / "plant-a.trust"
+    assert provisioned == tmp_path / "steel" / "trust" / "plant-b.trust"
