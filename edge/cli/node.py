@@ -33,7 +33,7 @@ from edge.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -99,33 +99,37 @@ def check(
     """Check a plant's images before it joins. Exit code 1 if it cannot join with them."""
     import msgspec
     from rich.console import Console
-    from rich.progress import track
 
+    from trainer import progress
     from trainer.data.checks import findings_output
     from trainer.data.checks.image_checks import check_folders, image_options
 
-    stderr = Console(stderr=True)
     aliases = parse_pairs(alias, "--alias", "{}=scratches")
-
-    def show(what: str) -> "Callable[[Sequence[T]], Iterable[T]]":
-        return lambda each: track(
-            each, what, console=stderr, transient=True, disable=not stderr.is_terminal
-        )
-
-    report = check_folders(
-        folder,
-        test,
-        size,
-        show("checking"),
-        group,
-        [name.strip() for name in classes.split(",") if name.strip()],
-        aliases,
-    )
     curve = None
-    if learning_curve and report.can_join:
-        from trainer.training.enough_images import trace_folder
+    with (
+        progress.reporter(as_json=False, quiet=as_json) as show,
+        progress.watched(show),
+    ):
+        report = check_folders(
+            folder,
+            test,
+            size,
+            lambda entries: progress.steps("checking images", entries),
+            group,
+            [name.strip() for name in classes.split(",") if name.strip()],
+            aliases,
+        )
+        if learning_curve and report.can_join:
+            from trainer.training.enough_images import trace_folder
 
-        curve = trace_folder(folder, test, size, group, aliases, show("looking at images"))
+            curve = trace_folder(
+                folder,
+                test,
+                size,
+                group,
+                aliases,
+                lambda numbers: progress.steps("looking at images", numbers),
+            )
     if not report.facts:
         picture = None
     elif picture is None and not as_json:
@@ -141,6 +145,8 @@ def check(
     else:
         if picture:
             print(f"picture: {picture}")
+        if not group:
+            findings_output.print_groups(report, Path("edge-node-groups.csv"), Console())
         if report.can_join:
             print(f"next: {_join_command(folder, image_options(test, group, aliases))}")
     code = 0 if report.can_join else 1
@@ -384,6 +390,13 @@ class AuditOptions(Struct, frozen=True, kw_only=True):
     ] = None
     group: Group = None
     alias: Alias = []
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Make all steps of the search for images by an update: tens of minutes.",
+        ),
+    ] = False
     config: Config = None
 
 
@@ -396,7 +409,7 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
 
     Tells how much of counts, membership and pictures of images a curious coordinator gets: as the
     federation works, and as it would with --secure-aggregation or --privacy (epsilon 3). Its
-    coordinator must be there. Takes minutes.
+    coordinator must be there. Takes about two minutes.
     """
     from rich.console import Console
 
@@ -424,7 +437,9 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
         from trainer.federation.client.federation_audit import audit_federation, audit_sent
 
         if options.state:
-            audited: Audited | None = audit_sent(options.state, found, report, stop=stop)
+            audited: Audited | None = audit_sent(
+                options.state, found, report, is_thorough=options.thorough, stop=stop
+            )
         else:
             endpoint = broker.node_endpoint()
             audited = audit_federation(
@@ -432,6 +447,7 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
                 found,
                 reconcile_with_kit(options.federation, endpoint, "federation"),
                 report,
+                is_thorough=options.thorough,
                 stop=stop,
             )
         if audited:

@@ -28,6 +28,7 @@ from trainer.models.named_tensors import Arrays
 from trainer.privacy.plan import planned_epsilon
 from trainer.progress import Report, Step
 from trainer.progress.long_work import Stopped, watched
+from trainer.statistics.features import remembering_features
 
 LEAST_IMAGES = 8
 """Fewer cannot be parted into what is sent, what is not, and what an attacker knows."""
@@ -84,6 +85,7 @@ def audit(
     seed: int = 0,
     *,
     only_actual: bool = False,
+    is_thorough: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Audited:
     """Attack what a federation would make a plant send, and what it would in its other modes.
@@ -97,6 +99,7 @@ def audit(
         report: receives the progress.
         seed: of parts and attacks.
         only_actual: whether other modes are left out.
+        is_thorough: whether the search for images makes all its steps, however long that takes.
         stop: asked often.
 
     Raises:
@@ -109,8 +112,8 @@ def audit(
             "least",
             "label more images",
         )
-    with watched(report, stop):
-        return _audit(spec, images, report, seed, stop, only_actual=only_actual)
+    with watched(report, stop), remembering_features():
+        return _audit(spec, images, report, seed, stop, only_actual, is_thorough)
 
 
 def _audit(
@@ -119,8 +122,8 @@ def _audit(
     report: Report,
     seed: int,
     stop: Callable[[], bool],
-    *,
     only_actual: bool,
+    is_thorough: bool,
 ) -> Audited:
     parts = split(images, seed, as_trained=False)
     broadcast = _first_broadcast(spec)
@@ -135,7 +138,7 @@ def _audit(
             continue
         steps = _Steps(report, stop, mode, "making what the plant would send", count_steps(changed))
         seen = observe(changed, first, parts.sent, seed, steps.advance)
-        found = attack(seen, parts, seed, report, stop)
+        found = attack(seen, parts, seed, report, stop, is_thorough=is_thorough)
         modes.append(describe_mode(changed, found, is_actual=mode == find_mode(spec)))
         pictures[mode] = tuple(chain.from_iterable(one.pictures for one in found))
     return Audited(summarise(spec, parts, modes, afterwards=False), pictures)
@@ -147,6 +150,8 @@ def attack(
     seed: int,
     report: Report,
     stop: Callable[[], bool] = lambda: False,
+    *,
+    is_thorough: bool = False,
 ) -> list[Found]:
     """All attacks on these observations; the rest is as in `audit`."""
     found = []
@@ -172,14 +177,15 @@ def attack(
                 )
             )
         elif spec.sends:
+            count = model_attacks.STEPS if is_thorough else model_attacks.affordable_steps(seen)
             steps = _Steps(
                 report,
                 stop,
                 mode,
                 "searching for images by the model's update",
-                model_attacks.STEPS,
+                count,
             )
-            found.append(model_attacks.attack(seen, parts, seed, steps.advance))
+            found.append(model_attacks.attack(seen, parts, seed, steps.advance, count))
             if method.weigh is weigh_by_images and mode != "masked":
                 found.append(
                     Found(

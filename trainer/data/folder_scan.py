@@ -15,6 +15,7 @@ from typing import NamedTuple
 from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
 from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, drop_annotated, read_image
+from trainer.progress.long_work import steps
 
 # names of folders
 _HELD_OUT = {"test", "held-out", "held_out", "holdout", "val", "valid", "validation"}
@@ -83,7 +84,7 @@ def scan_folder(folder: Path) -> FolderScan:
     for paths in found:
         kept_paths.append([path for path in paths if path in kept])
     images, loose, nested = kept_paths
-    for path in images:
+    for path in steps("reading images", images):
         try:
             with disk.open_regular(path) as file:
                 is_empty = not os.fstat(file.fileno()).st_size

@@ -770,3 +770,29 @@ def test_what_an_export_names_for_serving_is_a_trust_file_that_is_there(tmp_path
     provisioned = trust_file(tmp_path / "steel" / "kits" / "plant-b.kit", "plant-b")
     assert own == tmp_path / "plant-a-kit" / "plant-a.trust"
     assert provisioned == tmp_path / "steel" / "trust" / "plant-b.trust"
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [
+        ("edge-node simul", "simulate"),
+        ("edge-node bundle acti", "activate"),
+        ("edge-node vf", "vfl"),
+    ],
+)
+def test_bash_completes_what_is_typed(typed: str, proposed: str) -> None:
+    words = typed.split()
+    completing = {
+        "_EDGE_NODE_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    program = "import sys; sys.argv[0] = 'edge-node'; from edge.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **completing},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [proposed]

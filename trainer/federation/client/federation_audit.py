@@ -38,6 +38,7 @@ def audit_federation(
     federation: str | None,
     report: progress.Report,
     *,
+    is_thorough: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Audited | None:
     """Attack what the federation on a broker would make this plant send.
@@ -49,6 +50,7 @@ def audit_federation(
         found: the plant's images.
         federation: its name; None takes the only one on the broker.
         report: shows progress.
+        is_thorough: as `audit` takes it.
         stop: asked often.
 
     Raises:
@@ -66,7 +68,7 @@ def audit_federation(
         return None
     images = found.load(federated.spec, nowhere, notify, hold_out="nothing")
     try:
-        return audit(federated.spec, images, report, _SEED, stop=stop)
+        return audit(federated.spec, images, report, _SEED, is_thorough=is_thorough, stop=stop)
     except Stopped:
         return None
 
@@ -76,6 +78,7 @@ def audit_sent(
     found: PlantImages,
     report: progress.Report,
     *,
+    is_thorough: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Audited | None:
     """Attack what a node has sent last, which its state folder still holds; None if stopped.
@@ -84,6 +87,7 @@ def audit_sent(
         state: that folder.
         found: the node's images, taken as it took them when it joined.
         report: shows progress.
+        is_thorough: as `audit` takes it.
         stop: asked often.
 
     Raises:
@@ -119,7 +123,7 @@ def audit_sent(
     parts = split(images, _SEED, as_trained=True)
     try:
         with watched(report, stop):
-            results = attack([seen], parts, _SEED, report, stop)
+            results = attack([seen], parts, _SEED, report, stop, is_thorough=is_thorough)
     except Stopped:
         return None
     mode = describe_mode(spec, results, is_actual=True)
@@ -178,7 +182,7 @@ def check_exposure(
     if not most or not audited_rounds(spec):
         return  # it allows everything, or nothing leaves it
     report(progress.Step(what="auditing the federation with this plant's images, as it demands"))
-    found = audit(spec, images, report, only_actual=True, stop=stop).audit.actual
+    found = audit(spec, images, report, only_actual=True, is_thorough=True, stop=stop).audit.actual
     for what, share in most.items():
         worst = found.worst(what)
         if worst is None:

@@ -544,6 +544,8 @@ def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Pat
         ],
         "findings": [],
         "groups": [],
+        "proposed_pattern": "",
+        "proposed_groups": {},
         "picture": None,
         "learning_curve": None,
     }
@@ -693,3 +695,26 @@ def test_a_file_s_name_in_any_encoding_is_no_error(plant: Path) -> None:
     done = here("check", plant, "--size", SIZE, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["can_join"]
+
+
+def test_the_command_proposes_groups_that_join_takes_or_says_that_none_are_known(
+    plant: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--group" in here("check", plant, "--picture", tmp_path / "sheet.png").stdout
+    for number, path in enumerate(sorted(plant.rglob("*.png"))):
+        part, view = divmod(number, 3)
+        path.rename(path.with_name(f"part-{part:02}_{view}.png"))
+    told = here("check", plant, "--picture", tmp_path / "sheet.png").stdout
+    (line,) = [line for line in told.splitlines() if "--group" in line]
+    pattern = shlex.split(line[line.index("--group") :])[1]
+    assert json.loads(here("check", plant, "--json").stdout)["proposed_pattern"] == pattern
+    grouped = json.loads(here("check", plant, "--group", pattern, "--json").stdout)
+    assert sorted(map(len, grouped["groups"])) == [3] * 10
+    for number, path in enumerate(sorted(plant.rglob("*.png"))):
+        path.rename(path.with_name(f"{number}.png"))
+        os.utime(path.with_name(f"{number}.png"), (0.0, 1000.0 + 90 * (number // 3) + number % 3))
+    told = here("check", plant, "--picture", tmp_path / "sheet.png").stdout
+    assert "edge-node-groups.csv" in told
+    grouped = json.loads(here("check", plant, "--group", "edge-node-groups.csv", "--json").stdout)
+    assert sorted(map(len, grouped["groups"])) == [3] * 10
