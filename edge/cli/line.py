@@ -125,8 +125,8 @@ def choose(what: str, found: "Sequence[T]", option: "Callable[[T], str]") -> "T"
         )
     for number, each in enumerate(options, 1):
         print(f"{number}: {each}", file=sys.stderr)
-    number = typer.prompt("Which one?", type=click.IntRange(1, len(found)), err=True)
-    return found[number - 1]
+    chosen: int = typer.prompt("Which one?", type=click.IntRange(1, len(found)), err=True)
+    return found[chosen - 1]
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):

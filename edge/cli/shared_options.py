@@ -174,7 +174,7 @@ Http = Annotated[
 
 
 _TRIES = 3  # of a passphrase
-_PATIENCE = 1.5  # seconds for a command to stop by itself
+_PATIENCE = 0.8  # seconds for a command to stop by itself
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:

@@ -59,14 +59,9 @@ def option_key(parameter: Any) -> str:
     return str(parameter.opts[0].lstrip("-"))
 
 
-def _renamed(command: Any) -> dict[str, str]:
-    """The keys of options that had another name before, by that name."""
-    found = {}
-    for each in command.params:
-        for name in each.opts[1:]:
-            if name.startswith("--"):
-                found[name.lstrip("-")] = option_key(each)
-    return found
+def earlier_keys(parameter: Any) -> list[str]:
+    """Return what files called an option of typer's before, and still may."""
+    return [name.lstrip("-") for name in parameter.opts[1:] if name.startswith("--")]
 
 
 def _kind(hint: Any) -> type:
@@ -96,7 +91,9 @@ def read(file: Path, context: typer.Context) -> dict[str, Any]:
 def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dict[str, Any]:
     """As `read`, of a file's keys that were read already."""
     known = settings(context.command)
-    renamed = _renamed(context.command)
+    renamed: dict[str, str] = {}
+    for each in context.command.params:
+        renamed |= dict.fromkeys(earlier_keys(each), option_key(each))
     values = {}
     for written, value in given.items():
         key = renamed.get(written, written)

@@ -105,7 +105,7 @@ class Proposal(NamedTuple):
     keys: Mapping[Path, str]  # the group of an image
 
     @property
-    def count(self) -> int:
+    def groups(self) -> int:
         """How many groups there are."""
         return len(set(self.keys.values()))
 

@@ -2,6 +2,7 @@
 and none is answered by two models.
 """
 
+import io
 import itertools
 import json
 import random
@@ -402,3 +403,19 @@ def test_the_folder_of_a_line_is_still_found_by_its_earlier_name(tmp_path):
     store = line_store(tmp_path / "state", "line-1")
     here("bundle", "add", tiny(tmp_path / "1"), "--memory", tmp_path / "state")
     assert len(store.digests()) == 1
+
+
+class Typed(io.StringIO):
+    """What somebody types at a terminal, or sees there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_it_is_asked_which_line_is_meant(monkeypatch):
+    shown = Typed()
+    monkeypatch.setattr(sys, "stdin", Typed("3\n2\n"))
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert choose("lines", ["press", "oven"], str) == "oven"
+    assert "press" in shown.getvalue()
+    assert choose("lines", ["press"], str) == "press"

@@ -184,7 +184,7 @@ def test_names_that_begin_with_a_part_propose_a_pattern_that_groups_them(
     found = files(tmp_path, *names)
     proposal = propose_groups(found)
     assert proposal is not None
-    assert proposal.count == 16
+    assert proposal.groups == 16
     keys = read_keys(proposal.pattern, found)
     assert keys == proposal.keys
     assert [keys[found[0].path], keys[found[1].path]] == [keys[found[2].path]] * 2
@@ -210,7 +210,7 @@ def test_times_that_come_in_bursts_propose_a_table_that_groups_them(tmp_path: Pa
     proposal = propose_groups(found)
     assert proposal is not None
     assert not proposal.pattern
-    assert proposal.count == 16
+    assert proposal.groups == 16
     proposal.write(tmp_path / "groups.csv")
     keys = read_keys(str(tmp_path / "groups.csv"), found)
     assert keys == proposal.keys
@@ -222,7 +222,7 @@ def test_look_alikes_a_few_numbers_apart_propose_what_lies_between_them(tmp_path
     alike = [(found[n].path, found[n + 3].path) for n in (0, 10, 20, 40, 50)]
     proposal = propose_groups(found, alike)
     assert proposal is not None
-    assert proposal.count == 5
+    assert proposal.groups == 5
     assert len({proposal.keys[found[number].path] for number in (10, 11, 12, 13)}) == 1
     assert found[14].path not in proposal.keys
     far = [(found[n].path, found[n + 19].path) for n in range(5)]

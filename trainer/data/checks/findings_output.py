@@ -133,7 +133,7 @@ def print_groups(report: ImageReport, table: Path, console: Console) -> None:
         proposal.write(table)
     given = shlex.quote(proposal.pattern or str(table))
     told = (
-        f"the {proposal.why} of {len(proposal.keys)} files suggest {proposal.count} groups of "
+        f"the {proposal.why} of {len(proposal.keys)} files suggest {proposal.groups} groups of "
         f"images; if each shows one part, pass --group {given} to check and join"
     )
     console.print(Text(told), soft_wrap=True)
