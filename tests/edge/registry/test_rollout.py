@@ -22,6 +22,7 @@ from broker_config.security import trust
 from broker_config.storage.hash_chain import follow
 from edge.bundle.bundle_format import BundleError
 from edge.bundle.verification import Verifier
+from edge.cli.line import choose
 from edge.inference.model_trial import ModelTrial
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.registry import bundle_store, line_record
