@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from msgspec import Struct
 
@@ -125,7 +124,9 @@ def choose(what: str, found: "Sequence[T]", option: "Callable[[T], str]") -> "T"
         )
     for number, each in enumerate(options, 1):
         print(f"{number}: {each}", file=sys.stderr)
-    chosen: int = typer.prompt("Which one?", type=click.IntRange(1, len(found)), err=True)
+    chosen = 0
+    while not 1 <= chosen <= len(found):
+        chosen = typer.prompt("Which one?", type=int, err=True)
     return found[chosen - 1]
 
 
