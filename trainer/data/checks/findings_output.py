@@ -62,12 +62,13 @@ def summarise(
     findings = tuple(map(_shown, report.findings))
     proposal = report.proposal
     keys = proposal.keys if proposal else {}
+    pattern = proposal.pattern if proposal else ""
     return Summary(
         report.can_join,
         classes,
         findings,
         groups,
-        proposal.pattern if proposal else "",
+        pattern,
         {show_name(path): key for path, key in keys.items()},
         picture_or_none,
         curve,
