@@ -153,11 +153,33 @@ def conclude_first(node: Participant, first: Arrays) -> PersonalModel:
     return conclude(first_node(node), State({}, {}), 1, first, first, (), None, counted=False)
 
 
+def conclude_unjudged(
+    node: Participant,
+    state: State,
+    round_: int,
+    broadcast: Arrays,
+    final: Arrays,
+    history: tuple[Metrics, ...],
+    *,
+    counted: bool = True,
+) -> PersonalModel:
+    """Return the federation's model for the node, of whose accuracy nothing is known yet.
+
+    Judging takes long; who stops it has a model all the same. The arguments are those of
+    `conclude`.
+
+    Raises:
+        EdgeNodeError: no nodes can have such totals.
+    """
+    ended = _end(node, state, broadcast, final, None, counted=counted, judges=False)
+    return _describe(node, ended, round_, history, None)
+
+
 class _Ended(NamedTuple):
     """What a node has at the end of a run."""
 
     personal: Tensors
-    judged: Judged | None  # None without images
+    judged: Judged | None  # None without images, or where nothing is judged
     shared: Tensors
 
 
@@ -169,8 +191,9 @@ def _end(
     alone: TrainedAlone | None,
     *,
     counted: bool,
+    judges: bool = True,
 ) -> _Ended:
-    """Make the personal model, and judge it."""
+    """Make the personal model, and judge it, unless that is left out."""
     spec = node.spec
     if spec.statistics:
         others = node.without_own(state, final, counted=counted)
@@ -178,7 +201,7 @@ def _end(
             state = node.with_statistics(state, final)
         final = others
     shared = to_tensors(select(final, ("encoder", PREFIX))) if spec.statistics else {}
-    if not len(node.images.train.labels):
+    if not judges or not len(node.images.train.labels):
         return _Ended(node.deploy_last(state, broadcast, final), None, shared)
     if node.is_frozen:
         judged = _judge_frozen(node, state, final)

@@ -40,10 +40,11 @@ from trainer.progress.events import ModelReady
 from trainer.progress.long_work import Stopped, watched
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
-from trainer.training.conclusion import conclude, conclude_first
+from trainer.training.conclusion import conclude, conclude_first, conclude_unjudged
 from trainer.training.engine import DivergedError
 from trainer.training.first_sums import take_first
 from trainer.training.participant import Participant, State
+from trainer.training.personal_model import ModelMetadata, PersonalModel
 from trainer.training.preview import preview
 
 _AFTER_SUMS = 2  # the round that starts from the totals of the first one
@@ -190,9 +191,7 @@ class Worker:
         if self._is_intact(past.broadcast):
             self._check_encoder(self._read(past.broadcast), first)
         checkpoint.save_first(self.folder, self._spec.run, first)
-        model = conclude_first(self._participant, first)
-        metadata = msgspec.structs.replace(model.metadata, broadcast=manifest)
-        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
+        metadata = self._save_model(conclude_first(self._participant, first), manifest)
         metrics = metadata.metrics
         ready = ModelReady(
             node=self._name,
@@ -283,23 +282,22 @@ class Worker:
             # of now, for itself.
             last = self._participant.without_own(state, last, counted=True)
             counted = False
-        model = conclude(
-            self._participant,
-            state,
-            progress.round,
-            broadcast,
-            last,
-            progress.history,
-            alone,
-            counted=counted,
-            first=checkpoint.load_first(self.folder, self._spec.run),
-        )
+        made = (self._participant, state, progress.round, broadcast, last, progress.history)
         origin = msgspec.structs.replace(source, record=final.record)  # which holds all rounds
-        metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
-        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
+        if not (self.folder / "model").exists():
+            self._save_model(conclude_unjudged(*made, counted=counted), origin)
+        first = checkpoint.load_first(self.folder, self._spec.run)
+        model = conclude(*made, alone, counted=counted, first=first)
+        metadata = self._save_model(model, origin)
         notices = [notice] if notice else []
         lines = [*notices, *personal_model.format_outcome(metadata)]
         self._inbox.put(Deployed(self.folder / "model", lines, {}))
+
+    def _save_model(self, model: PersonalModel, origin: Manifest) -> ModelMetadata:
+        """Write the personal model, made from the broadcast `origin`; return its metadata."""
+        metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
+        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
+        return metadata
 
     def _preview(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
