@@ -19,6 +19,7 @@ from broker_config.protocol.messages import Manifest
 from broker_config.storage import disk
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, load_images
+from tests.support.waiting import heard
 from trainer.federation.client import checkpoint
 from trainer.federation.client.session_events import (
     Begun,
@@ -56,13 +57,6 @@ def images(tmp_path: Path) -> dict[str, Path]:
         "plant-2": draw(tmp_path / "plant-2", 3, 2),
         "later": draw(tmp_path / "later", 2, 3),
     }
-
-
-def heard(inbox: queue.Queue[object]) -> object:
-    """What the thread says next, but for how far it is: a busy machine makes it say that, too."""
-    while isinstance(said := inbox.get(timeout=60), Step):
-        pass
-    return said
 
 
 def finish(
