@@ -39,10 +39,10 @@ from trainer.training.training_set import TrainingSet
 
 SEARCHED = 2  # images that are searched for at once
 STEPS = 150  # of that search
-# Work of a search that an audit spares time for: steps x pixels. It is 20 to 30 s of a processor
+# Work of a search that an audit spares time for: steps x pixels. It is about 10 s of a processor
 # for the networks that come with edge-node, and a count rather than a time, so that two audits
 # agree.
-WORK = 1_000_000
+WORK = 400_000
 _FEWEST = 5
 # of a pixel a step; when it falls, and to what share
 _RATE = 0.1
