@@ -86,16 +86,7 @@ def main() -> None:
     bundle = parser.parse_args().bundle
     with tempfile.TemporaryDirectory() as name:
         store, digests = stored(Path(name), bundle)
-        command = [
-            sys.executable,
-            "-m",
-            "edge_node",
-            "serve",
-            "--port",
-            "0",
-            "--memory",
-            name,
-        ]
+        command = [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--state", name]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
             assert daemon.stderr
             url = next(line.split()[1] for line in daemon.stderr if line.startswith("ready "))

@@ -258,6 +258,7 @@ def _write_bundle(
         method=metadata.method,
         model=metadata.model,
         round=metadata.round,
+        refits=metadata.refits,
         classes=metadata.classes,
         trained=metadata.trained,
         trained_on=_list_training_images(model.source),

@@ -27,7 +27,7 @@ cd /
 setpriv --reuid edge-node --regid edge-node --clear-groups /opt/edge-node/bin/python -c \
   "from trainer.models.initial_weights import initial_encoder; initial_encoder('mobilenet_v2', 'surface', 0)" # a coordinator's start
 setpriv --reuid edge-node --regid edge-node --clear-groups edge-node infer /var/lib/edge-node/bundle /var/lib/edge-node/bundle/golden.png
-setpriv --reuid edge-node --regid edge-node --clear-groups edge-node serve --config /etc/edge-node/line.toml --memory /var/lib/edge-node \
+setpriv --reuid edge-node --regid edge-node --clear-groups edge-node serve --config /etc/edge-node/line.toml --state /var/lib/edge-node \
   2>/var/log/edge-node-deb-test &
 line=$!
 for _ in $(seq 300); do grep -q '^ready ' /var/log/edge-node-deb-test && break; sleep 0.2; done

@@ -192,6 +192,7 @@ class Description(Struct, frozen=True, kw_only=True):
     method: str
     model: str
     round: Round
+    refits: Annotated[int, Meta(ge=0)] = 0  # how often it was made anew since that round
     classes: Annotated[tuple[messages.ClassName, ...], Meta(min_length=2)]
     # training images of each of the node's own classes; or unknown
     trained: dict[str, Annotated[int, Meta(ge=1)]] = {}
@@ -241,8 +242,9 @@ class Manifest(Description, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Short name of this model in verdicts: its node and round."""
-        return f"{self.node}@{self.round}"
+        """Short name of this model in verdicts: its node, round and refits."""
+        refits = f"+{self.refits}" if self.refits else ""
+        return f"{self.node}@{self.round}{refits}"
 
 
 Part = Graph | Golden | Reference

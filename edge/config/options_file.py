@@ -59,6 +59,11 @@ def option_key(parameter: Any) -> str:
     return str(parameter.opts[0].lstrip("-"))
 
 
+def earlier_keys(parameter: Any) -> list[str]:
+    """Return what files called an option of typer's before, and still may."""
+    return [name.lstrip("-") for name in parameter.opts[1:] if name.startswith("--")]
+
+
 def _kind(hint: Any) -> type:
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = [each for each in get_args(hint) if each is not type(None)]
@@ -86,8 +91,12 @@ def read(file: Path, context: typer.Context) -> dict[str, Any]:
 def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dict[str, Any]:
     """As `read`, of a file's keys that were read already."""
     known = settings(context.command)
+    renamed: dict[str, str] = {}
+    for each in context.command.params:
+        renamed |= dict.fromkeys(earlier_keys(each), option_key(each))
     values = {}
-    for key, value in given.items():
+    for written, value in given.items():
+        key = renamed.get(written, written)
         if key not in known:
             see = f"see edge-node {context.info_name} --help; {suggest(key, known)}"
             raise UsageError(

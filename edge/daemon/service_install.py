@@ -42,7 +42,7 @@ def find_needs(
     ):
         writes += _find_paths(table, ("path",))
     reads += _find_paths(settings, ("producer", "ca", "cert", "key", "server_cert"))
-    memory = [Path(given["memory"])] if given["memory"] else []
+    state = [Path(given["state"])] if given["state"] else []
     parents = []
     for path in writes:
         parent = path if path.is_dir() else path.parent
@@ -50,7 +50,7 @@ def find_needs(
     return Needs(
         config=config,
         reads=tuple(reads),
-        writes=tuple(dict.fromkeys([*memory, *parents])),
+        writes=tuple(dict.fromkeys([*state, *parents])),
         cameras=tuple(devices),
         interfaces=any(each.interfaces for each in access),
         port=given["port"],

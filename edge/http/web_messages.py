@@ -17,7 +17,7 @@ Weight = Annotated[float, Meta(gt=0)]
 class AboutLine(TypedDict):
     """What a line serves."""
 
-    bundle: Annotated[str, Meta(description="NODE@ROUND")]
+    bundle: Annotated[str, Meta(description="NODE@ROUND, +REFITS")]
     digest: str
     federation: str
     method: str

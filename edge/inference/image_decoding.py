@@ -22,7 +22,13 @@ from edge.inference.decoding_effort import is_quick
 from edge.inference.outcomes import Box
 from edge.inference.worker_process import WorkerEndedError, WorkerProcesses
 
+FULL_DEPTH = 16
+"""Bits of gray whose full range is read as black to white."""
+_USED = 15  # bits from which a dark image is as likely as a camera of so few
+_LOOKED_AT = 10  # images, before anything is said
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+# of images that cannot be read
+OTHER_SUFFIXES = (".avif", ".dng", ".gif", ".heic", ".heif", ".jp2", ".jxl")
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535  # JPEG's own; resizing needs memory that grows with the side
 MAX_BYTES = 64 << 20
@@ -51,6 +57,7 @@ class Photo(NamedTuple):
     format: str  # JPEG, PNG, BMP, TIFF or WEBP
     mode: str  # Pillow's name of the file's own colour mode
     camera: str  # maker and model from EXIF, or empty
+    bits: int = 0  # that the brightest pixel of an image of 16 bits takes; 0 for other images
 
     @classmethod
     def from_array(cls, pixels: NDArray[np.uint8]) -> "Photo":
@@ -183,6 +190,7 @@ def _decode_elsewhere(content: bytes, name: str, seconds: float) -> Photo:
         found.format,
         found.file_mode,
         found.camera,
+        found.bits,
     )
 
 
@@ -194,6 +202,7 @@ class _Decoded(Struct, tag=True):
     format: str
     file_mode: str
     camera: str
+    bits: int
 
 
 class _Refused(Struct, tag=True):
@@ -211,7 +220,7 @@ def answer_decoding(request: bytes) -> Sequence[bytes]:
     except ImageError as error:
         return [msgspec.json.encode(_Refused(error.what, error.remedy))]
     image = photo.image
-    head = _Decoded(image.mode, image.size, photo.format, photo.mode, photo.camera)
+    head = _Decoded(image.mode, image.size, photo.format, photo.mode, photo.camera, photo.bits)
     return msgspec.json.encode(head), b"\n", image.tobytes()
 
 
@@ -222,8 +231,9 @@ def _decode(content: bytes, name: str) -> Photo:
             image.load()
             mode = image.mode
             camera = _camera(image)
+            bits = _count_bits(image)
             ImageOps.exif_transpose(image, in_place=True)
-            return Photo(_convert(image, name), str(image.format), mode, camera)
+            return Photo(_convert(image, name), str(image.format), mode, camera, bits)
     except ImageError:
         raise
     except Exception as error:  # a hostile or broken file can raise anything inside a decoder
@@ -275,6 +285,52 @@ def _check_pixels(image: Image.Image, name: str) -> None:
             f"{name} has a side of {max(image.size)} pixels, more than {MAX_SIDE}",
             "crop or scale it first",
         )
+
+
+def _count_bits(image: Image.Image) -> int:
+    """Return how many bits the brightest pixel takes, if the file has 16; in bands, as below."""
+    if not image.mode.startswith("I;16"):
+        return 0
+    highest = 0
+    for top in range(0, image.height, _BAND):
+        band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
+        highest = max(highest, int(np.asarray(band).max()))
+    return max(1, highest.bit_length())
+
+
+def unused_factor(bits: int) -> int:
+    """Return how many times too dark images are read whose brightest pixel takes so many of 16
+    bits; 1 if they may well be dark.
+
+    Cameras of 10, 12 or 14 bits often save them as they are. A single image cannot tell a camera's
+    depth, so nothing is scaled by it: the line, which sees one image at a time, must read pixels as
+    training did.
+    """
+    return 1 if bits >= _USED or not bits else 1 << (FULL_DEPTH - bits)
+
+
+class DepthWatch:
+    """Warns once if images of 16 bits leave the upper ones unused."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._bits = 0  # the most that any took
+
+    def look(self, photo: Photo) -> None:
+        """Take account of an image that is about to be judged."""
+        if not photo.bits or self._seen == _LOOKED_AT:
+            return
+        self._seen += 1
+        self._bits = max(self._bits, photo.bits)
+        factor = unused_factor(self._bits)
+        if self._seen == _LOOKED_AT and factor > 1:
+            _log.warning(
+                "images of 16 bits use %d of them, and are read %d times too dark: have the camera "
+                "save values times %d, and train with such images, too",
+                self._bits,
+                factor,
+                factor,
+            )
 
 
 def _convert(image: Image.Image, name: str) -> Image.Image:

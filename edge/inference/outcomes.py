@@ -37,7 +37,7 @@ class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
     label: str  # a class; that of the tile that decided
     confidence: float  # of the label, in that tile
     probabilities: dict[str, float]  # of each class, in that tile, under the line's prior
-    bundle: str  # NODE@ROUND
+    bundle: str  # NODE@ROUND, and +REFITS if it was made anew since
     milliseconds: float  # decoding and predicting, without waiting
     time: str  # ISO 8601, UTC
     source: str = ""  # where the image came from

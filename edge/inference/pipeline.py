@@ -18,6 +18,7 @@ from broker_config.protocol.errors import EdgeNodeError
 from edge.inference.class_prior import Prior, is_taught, reweight
 from edge.inference.image_decoding import (
     PATIENCE,
+    DepthWatch,
     ImageError,
     Photo,
     SlowImageError,
@@ -139,6 +140,7 @@ class Pipeline:
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._slow_decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="slow decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="inference")
+        self._depth = DepthWatch()
         # Decoded frames are large: others wait as files. Those that can take long keep nobody but
         # each other waiting.
         self._room = asyncio.Semaphore(_DECODERS + 1)
@@ -237,6 +239,7 @@ class Pipeline:
         prior = self.prior
         try:
             photo = _decode(frame, seconds)
+            self._depth.look(photo)
             found: TiledFrame | ImageError = cut_tiles(
                 photo, view, model.manifest.input.size, frame.name
             )

@@ -223,7 +223,7 @@ class BundleStore:
                     raise StoreInUseError(
                         f"the bundles in {self.folder} are served by process "
                         f"{file.read().strip() or '?'}",
-                        "stop that line, or give this one a folder of its own: --memory FOLDER",
+                        "stop that line, or give this one a folder of its own: --state FOLDER",
                     )
                 time.sleep(_PAUSE)
             with disk.writing(self.folder):
@@ -362,6 +362,11 @@ def running_lines() -> list[tuple[Path, str]]:
             if lock.name == _LOCK and lock.parents[1].name == _FOLDER:
                 found.add((lock.parents[2], lock.parent.name))
     return sorted(found)
+
+
+def list_lines(state: Path) -> list[tuple[Path, str]]:
+    """The same of each line that has a store in a state folder, whether it runs or not."""
+    return sorted((state, store.parent.name) for store in state.glob(f"{_FOLDER}/*/state.json"))
 
 
 def line_store(state: Path, line: str) -> BundleStore:

@@ -146,13 +146,14 @@ def _check_candidate(store: BundleStore, digest: str) -> None:
     """UsageError for a bundle that has failed in service,
     or has other classes than the active one.
     """
+    from edge.registry.pre_rollout_checks import describe_classes  # noqa: PLC0415  (loads numpy)
+
     state = store.state()
     remedy = f"to serve it all the same: edge-node bundle activate {digest} --force"
     if how := state.bad.get(digest):
         raise UsageError(f"the bundle {digest} has failed in service: {how}", remedy)
     if state.active:
-        others = set(store.manifest(digest).classes) ^ set(store.manifest(state.active).classes)
-        if others:
-            raise UsageError(
-                f"it has not the active bundle's classes: {', '.join(sorted(others))}", remedy
-            )
+        new = store.manifest(digest).classes
+        old = store.manifest(state.active).classes
+        if set(new) != set(old):
+            raise UsageError(describe_classes(new, old), remedy)

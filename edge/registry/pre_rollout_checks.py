@@ -28,6 +28,7 @@ ENOUGH = 16  # inputs that are needed to compare two models
 OF_A_CLASS = 8
 # tiles that a frame adds besides the deciding one, so that the sample spans several frames
 _OF_A_FRAME = 4
+_MOVES = 3  # changes of verdicts that are listed
 _RUNS = 15  # at least, for the median latency of a model
 # Runs and seconds after which a model that is over the limit is given up: while it computes, the
 # line carries out no other command.
@@ -128,6 +129,8 @@ def assess_candidate(
     limit = _latency_limit(sample, gate) if len(sample) >= ENOUGH else 0.0
     labels, seconds = _predict(candidate.predictor, sample, limit, stop)
     findings = [*_check_classes(candidate, running), *_check_latency(seconds, sample, gate)]
+    if running:
+        findings += _describe_teaching(candidate.manifest, running.manifest)
     if running and len(labels) == len(sample):
         findings.append(_check_agreement(labels, [each.label for each in sample], gate))
     return findings
@@ -177,8 +180,25 @@ def _check_classes(candidate: Model, running: Model | None) -> list[Finding]:
     old = running.manifest.classes if running else None
     if old is None or set(new) == set(old):
         return [Finding(True, f"it tells {len(new)} classes apart")]
-    others = ", ".join(sorted(set(new) ^ set(old)))
-    return [Finding(False, f"it has not the running model's classes: {others}")]
+    return [Finding(False, describe_classes(new, old))]
+
+
+def describe_classes(new: Sequence[str], old: Sequence[str]) -> str:
+    """Say how the classes of a model differ from those of the one before."""
+    added = sorted(set(new) - set(old))
+    gone = sorted(set(old) - set(new))
+    parts = [
+        f"{what} {', '.join(names)}" for what, names in (("new", added), ("gone", gone)) if names
+    ]
+    return f"its classes are not those of the model before: {'; '.join(parts)}"
+
+
+def _describe_teaching(new: Manifest, old: Manifest) -> list[Finding]:
+    """Classes that the plant has images of now, and had none of before."""
+    taught = sorted(set(new.trained) - set(old.trained))
+    if not taught or not old.trained:
+        return []
+    return [Finding(True, f"it was taught {', '.join(taught)}, which the running one was not")]
 
 
 def _latency_limit(sample: Sequence[SampledInput], gate: Gate) -> float:
@@ -218,7 +238,11 @@ def _check_agreement(new: Sequence[str], old: Sequence[str], gate: Gate) -> Find
         return Finding(True, f"{found}: too few to judge by")
     counts = {label: count for label, count in Counter(old).items() if count >= OF_A_CLASS}
     worst = min(counts, key=lambda label: agreed[label] / counts[label], default=None)
-    asked = f"[gate] agreement asks for {gate.agreement:.0%}"
+    moved = Counter((was, now) for now, was in zip(new, old, strict=True) if now != was)
+    moves = [f"{count} from {was} to {now}" for (was, now), count in moved.most_common(_MOVES)]
+    asked = (
+        f"[gate] agreement asks for {gate.agreement:.0%}; verdicts change most: {', '.join(moves)}"
+    )
     if worst is not None and agreed[worst] < gate.agreement * counts[worst]:
         return Finding(
             False,

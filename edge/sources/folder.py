@@ -17,7 +17,7 @@ from watchfiles import awatch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.config.instance import Instance
-from edge.inference.image_decoding import SUFFIXES, drop_annotated
+from edge.inference.image_decoding import OTHER_SUFFIXES, SUFFIXES, drop_annotated
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
 from edge.sources.source import Access
@@ -112,6 +112,7 @@ class Folder:
         self._growing: dict[Path, tuple[_Stamp, float]] = {}  # the file's state, and since when
         self._in_hand: deque[tuple[Path, _Stamp]] = deque()
         self._swept = -SWEEP
+        self._ignored: set[str] = set()  # suffixes of images that cannot be read
         # inspected before a restart, perhaps not put away yet
         self._left = list(self._brought.items())
 
@@ -220,11 +221,25 @@ class Folder:
 
     def _track(self, path: Path, now: float) -> None:
         """Record the state of `path`, unless it was brought as it is, is no image, or is gone."""
+        self._note_ignored(path)
         stamp = _stamp(path) if self._is_inside(path) else None
         if stamp is None or stamp == self._brought.get(path):
             self._growing.pop(path, None)
         elif path not in self._growing or self._growing[path][0] != stamp:
             self._growing[path] = (stamp, now)
+
+    def _note_ignored(self, path: Path) -> None:
+        """Say once for each kind of image that cannot be read that there are such files."""
+        suffix = path.suffix.lower()
+        if suffix in OTHER_SUFFIXES and suffix not in self._ignored and self._is_inside(path):
+            self._ignored.add(suffix)
+            _log.warning(
+                "%s and other %s files in %s are ignored: have images saved as one of %s",
+                path.name,
+                suffix,
+                self._folder,
+                " ".join(SUFFIXES),
+            )
 
     def _is_inside(self, path: Path) -> bool:
         if self._done_folder and path.is_relative_to(self._done_folder):

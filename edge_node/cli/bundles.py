@@ -2,11 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from edge_node.cli.line import Memory, TrustFile, make_verifier, state_folder
+from edge_node.cli.line import State, TrustFile, choose, make_verifier, state_folder
 from edge_node.cli.shared_options import Ca, Cert, Json, Key
 
 if TYPE_CHECKING:
@@ -24,18 +24,30 @@ app.add_typer(
 
 _PATIENCE = 120.0  # seconds for a daemon to test a bundle
 
-Line = Annotated[str, typer.Option(help="Name of the line.")]
+_LINE = "line-1"  # as serve calls a line
+
+Line = Annotated[
+    str | None,
+    typer.Option(help="Name of the line.", show_default=f"{_LINE}, if it is the only one"),
+]
 Bundle = Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)]
 
 
+class _Found(NamedTuple):
+    """A line's store, and the state folder that it is in."""
+
+    store: "BundleStore"
+    state: Path
+
+
 @group.command("list", epilog="Example: edge-node bundle list")
-def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -> None:
+def list_(line: Line = None, state: State = None, as_json: Json = False) -> None:
     """Show the bundles of a line, the one it serves, and the one it would roll back to."""
     import msgspec
 
     from edge.registry.bundle_listing import format_bundles, list_bundles
 
-    store = _store(_find_memory(memory, line), line)
+    store = _find_store(state, line).store
     if as_json:
         print(msgspec.json.encode(list_bundles(store)).decode())
     else:
@@ -43,19 +55,14 @@ def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -
 
 
 @group.command(epilog="Example: edge-node bundle add bundles/plant-a")
-def add(
-    bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: Json = False
-) -> None:
+def add(bundle: Bundle, line: Line = None, state: State = None, as_json: Json = False) -> None:
     """Put a bundle into a line's store, without serving it."""
     from edge.registry.control_requests import Answer
 
-    digest = _store(_find_memory(memory, line, is_new=True), line).add(bundle, _requester())
-    _print_answer(
-        Answer(
-            done=True, text=f"{digest} is in the store; next: edge-node bundle activate {digest}"
-        ),
-        as_json=as_json,
-    )
+    store = _find_store(state, line, is_new=True).store
+    digest = store.add(bundle, _requester())
+    text = f"{digest} is in {store.folder}; next: edge-node bundle activate {digest}"
+    _print_answer(Answer(done=True, text=text), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle activate 3fa9c0")
@@ -80,9 +87,9 @@ def activate(
             help="Activate it even if it is older than what was served; this one only.",
         ),
     ] = False,
-    line: Line = "line-1",
+    line: Line = None,
     trust: TrustFile = None,
-    memory: Memory = None,
+    state: State = None,
     as_json: Json = False,
 ) -> None:
     """Serve another bundle: the running line tests it, and switches between two images.
@@ -91,30 +98,26 @@ def activate(
     """
     from edge.registry.control_requests import Request
 
-    memory = _find_memory(memory, line)
-    store = _store(memory, line)
+    found = _find_store(state, line)
     request = Request(
         action="activate",
         by=_requester(),
-        bundle=store.resolve(digest),
+        bundle=found.store.resolve(digest),
         force=force,
         accept_older=accept_older,
     )
-    _print_answer(_submit(store, request, trust, memory), as_json=as_json)
+    _print_answer(_submit(found, request, trust), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle rollback")
 def rollback(
-    line: Line = "line-1", trust: TrustFile = None, memory: Memory = None, as_json: Json = False
+    line: Line = None, trust: TrustFile = None, state: State = None, as_json: Json = False
 ) -> None:
     """Serve the bundle that was served before."""
     from edge.registry.control_requests import Request
 
-    memory = _find_memory(memory, line)
-    _print_answer(
-        _submit(_store(memory, line), Request(action="rollback", by=_requester()), trust, memory),
-        as_json=as_json,
-    )
+    request = Request(action="rollback", by=_requester())
+    _print_answer(_submit(_find_store(state, line), request, trust), as_json=as_json)
 
 
 @group.command(
@@ -126,7 +129,7 @@ def send(
         str,
         typer.Argument(metavar="BROKER_URL", help="The plant's own broker.", show_default=False),
     ],
-    line: Line = "line-1",
+    line: Annotated[str, typer.Option(help="Name of the line.")] = _LINE,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
@@ -153,55 +156,69 @@ def send(
     )
 
 
-def _find_memory(memory: Path | None, line: str, *, is_new: bool = False) -> Path:
-    """The state folder of a line: as given, or of the one that runs, or the default;
-    UsageError where that is unclear.
+def _find_store(state: Path | None, line: str | None, *, is_new: bool = False) -> "_Found":
+    """Find a line's store: where it is given, or the only one of those here.
 
-    A line that has not been served yet may be `new`: it has no store.
+    The lines here are those that run, wherever their state is, and those that have a store in the
+    default folder. A line that has not been served yet may be `new`: it has no store.
+
+    Raises:
+        UsageError: there is none, or there are several and nobody to ask.
     """
     from broker_config.protocol.errors import UsageError
-    from edge.registry.bundle_store import line_store, running_lines
+    from edge.registry.bundle_store import line_store, list_lines, running_lines
 
-    if memory:
-        return memory
-    running = running_lines()
-    found = [folder for folder, name in running if name == line]
-    if len(found) == 1:
-        return found[0]
+    name = line or _LINE
+    if state:
+        return _Found(_open_store(state, name), state)
     default = state_folder()
-    options = " or ".join(f"--line {name} --memory {folder}" for folder, name in running)
+    here = sorted({*running_lines(), *list_lines(default)})
+    found = [each for each in here if line in (None, each[1])]
+    if len(found) > 1:
+        what = f"lines called {line}" if line else "lines"
+        found = [choose(what, found, _format_line)]
+    elif found and line is None and found[0][1] != _LINE:
+        found = []
+    elif not found and (line_store(default, name).folder.exists() or (is_new and not here)):
+        found = [(default, name)]
     if found:
-        raise UsageError(f"{len(found)} lines called {line} run here", f"say which one: {options}")
-    if line_store(default, line).folder.exists() or (is_new and not running):
-        return default
-    options_text = (
-        f"name one that runs here: {options}"
-        if options
+        ((folder, name),) = found
+        return _Found(_open_store(folder, name), folder)
+    options = (
+        f"name one that is here: {' or '.join(map(_format_line, here))}"
+        if here
         else (
-            "name it as the line is started: --line NAME --memory FOLDER (a service has "
+            "name it as the line is started: --line NAME --state FOLDER (a service has "
             "/var/lib/NAME)"
         )
     )
-    raise UsageError(f"there is no line {line} in {default}", options_text)
+    raise UsageError(f"there is no line {name} in {default}", options)
 
 
-def _store(memory: Path, line: str) -> "BundleStore":
+def _format_line(found: tuple[Path, str]) -> str:
+    return f"--line {found[1]} --state {found[0]}"
+
+
+def _open_store(state: Path, line: str) -> "BundleStore":
     from edge.registry.bundle_store import line_store
 
-    store = line_store(memory, line)
+    store = line_store(state, line)
     store.check_owner()
     return store
 
 
-def _submit(store: "BundleStore", request: "Request", trust: Path | None, memory: Path) -> "Answer":
+def _submit(found: "_Found", request: "Request", trust: Path | None) -> "Answer":
     """Have a request carried out: by the daemon or, while none runs, here."""
     from edge.registry import control_requests
     from edge.registry.bundle_store import StoreInUseError
 
+    store = found.store
     try:
         with store.lock():
             return control_requests.apply_offline(
-                store, request, make_verifier(trust, memory, request.accept_older, remembers=True)
+                store,
+                request,
+                make_verifier(trust, found.state, request.accept_older, remembers=True),
             )
     except StoreInUseError:
         return control_requests.send_request(store.folder, request, _PATIENCE, store.is_locked)

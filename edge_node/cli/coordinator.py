@@ -22,6 +22,7 @@ from edge_node.cli.shared_options import (
     RoundOptions,
     TrackedOutputOptions,
     check_model_is_free,
+    end_on_signals,
     parse_pairs,
     reconcile_with_kit,
     report_weights,
@@ -31,8 +32,10 @@ from edge_node.cli.shared_options import (
 if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
     from broker_config.protocol.messages import Encryption, Spec
+    from trainer.federation.server.choosing_runs import Federation
     from trainer.federation.server.coordinator import Outcome
     from trainer.federation.server.operator_actions import Kind
+    from trainer.federation.server.spec import Request
     from trainer.models.named_tensors import Arrays
     from trainer.progress import Report
 
@@ -216,6 +219,17 @@ def _check_choice(wanted: RequestOptions, begun: "Spec | None", *, is_due: bool)
         )
 
 
+def _draft(
+    federation: "Federation", request: "Request", output: TrackedOutputOptions
+) -> "tuple[Spec, Arrays]":
+    """Make the spec and the first broadcast, which takes seconds."""
+    from trainer import progress
+
+    with progress.reporter(as_json=output.as_json, quiet=output.quiet) as report:
+        report(progress.Step(what="making the first broadcast: 2 to 20 s"))
+        return federation.draft(request)
+
+
 class CoordinateOptions(Struct, frozen=True, kw_only=True):
     """The federation, and who takes part in it."""
 
@@ -295,8 +309,8 @@ def coordinate(
     from trainer.statistics.encoder_choice import AUTO
     from trainer.training.privacy_plan import describe as describe_privacy
 
+    end_on_signals()  # until the run begins, there is nothing to leave in order
     endpoint = broker.coordinator_endpoint()
-    stop = stop_on_signals()
     state = options.state
     disk.check_writable(state)
     begun = newest_run(state).spec if options.resume and has_run(state) else None
@@ -315,7 +329,8 @@ def coordinate(
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
     )
-    spec, broadcast = federation.draft(request)
+    spec, broadcast = _draft(federation, request, output)
+    stop = stop_on_signals()
     with (
         output.reporter() as report,
         Ledger(state) as ledger,

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import typer
 
 from broker_config.protocol.errors import UsageError, suggest
-from edge.config.options_file import option_key
+from edge.config.options_file import earlier_keys, option_key
 from edge.config.retired import find_remedy
 
 
@@ -28,7 +29,8 @@ def name_variables(command: Any, words: str) -> None:
     for name, below in getattr(command, "commands", {}).items():
         name_variables(below, f"{words} {name}")
     for parameter in command.params:
-        parameter.envvar = variable(words, option_key(parameter))
+        keys = [option_key(parameter), *earlier_keys(parameter)]
+        parameter.envvar = [variable(words, key) for key in keys]
         parameter.show_envvar = False  # the help would say the name of every option twice
 
 
@@ -41,7 +43,7 @@ def refuse_unknown_variables(command: Any, words: str) -> None:
 
     if hasattr(command, "commands"):
         return
-    known = {parameter.envvar for parameter in command.params}
+    known = set(chain.from_iterable(parameter.envvar for parameter in command.params))
     prefix = variable(words, "")
     for name, text in os.environ.items():
         if not name.startswith(prefix) or text == "" or name in known:
@@ -64,8 +66,8 @@ def named_in_errors() -> Iterator[None]:
         source = error.ctx.get_parameter_source(error.param.name)
         if source is None or source.name != "ENVIRONMENT":
             raise
-        name = error.param.envvar
-        text = os.environ[str(name)]
+        name = next(each for each in error.param.envvar or () if os.environ.get(each))
+        text = os.environ[name]
         raise UsageError(
             f"{name}={text} cannot be: {error.message}", f"write another {name}, or unset it"
         ) from error

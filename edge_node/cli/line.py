@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,11 @@ from edge_node.cli.option_structs import take_options
 from edge_node.cli.shared_options import Ca, Cert, Json, Key, LineConfig, parse_pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
     from edge.bundle.verification import Verifier
     from edge.daemon.line_settings import Settings
 
@@ -36,9 +42,11 @@ TrustFile = Annotated[
     Panel.BUNDLES,
 ]
 
-Memory = Annotated[
+State = Annotated[
     Path | None,
     typer.Option(
+        "--state",
+        "--memory",
         help=(
             "Folder for bundles and the record of what was served; only the serving process "
             "should write there."
@@ -62,19 +70,19 @@ Prior = Annotated[
 
 
 def make_verifier(
-    trust: Path | None, memory: Path | None, accept_older: bool, *, remembers: bool
+    trust: Path | None, state: Path | None, accept_older: bool, *, remembers: bool
 ) -> "Verifier | None":
     """The verifier that the options ask for, if any."""
     if trust is None:
-        if accept_older or (memory and not remembers):
+        if accept_older or (state and not remembers):
             raise UsageError(
-                "--memory and --accept-older are of use with --trust only", "add --trust FILE"
+                "--state and --accept-older are of use with --trust only", "add --trust FILE"
             )
         return None
     from broker_config.security.trust import read
     from edge.bundle.verification import Verifier
 
-    return Verifier(read(trust), memory or state_folder(), accept_older, remembers)
+    return Verifier(read(trust), state or state_folder(), accept_older, remembers)
 
 
 def state_folder() -> Path:
@@ -84,6 +92,42 @@ def state_folder() -> Path:
     if given := os.environ.get("STATE_DIRECTORY"):
         return Path(given.partition(":")[0])
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge-node"
+
+
+def line_folder(given: Path | None) -> Path:
+    """Folder for the state of the line here: as given, of the line that runs, or the default.
+
+    Raises:
+        UsageError: there are several, and nobody to ask.
+    """
+    from edge.registry.bundle_store import list_lines, running_lines
+
+    default = state_folder()
+    if given:
+        return given
+    found = sorted({folder for folder, _ in (*running_lines(), *list_lines(default))})
+    return choose("lines", found, "--state {}".format) if found else default
+
+
+def choose(what: str, found: "Sequence[T]", option: "Callable[[T], str]") -> "T":
+    """Return the only one of what was found, or ask which is meant.
+
+    Raises:
+        UsageError: there are several, and nobody sits at the terminal.
+    """
+    if len(found) == 1:
+        return found[0]
+    options = [option(each) for each in found]
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"{len(found)} {what} have their state here", f"say which one: {' or '.join(options)}"
+        )
+    for number, each in enumerate(options, 1):
+        print(f"{number}: {each}", file=sys.stderr)
+    chosen = 0
+    while not 1 <= chosen <= len(found):
+        chosen = typer.prompt("Which one?", type=int, err=True)
+    return found[chosen - 1]
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
@@ -116,7 +160,7 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     cert: Cert = None
     key: Key = None
     trust: TrustFile = None
-    memory: Memory = None
+    state: State = None
     accept_older: Annotated[
         bool,
         typer.Option(
@@ -146,14 +190,12 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     from edge.daemon.exit_codes import sysexits
 
     with sysexits():
-        verifier = make_verifier(
-            options.trust, options.memory, options.accept_older, remembers=True
-        )
+        verifier = make_verifier(options.trust, options.state, options.accept_older, remembers=True)
         read_settings = partial(_reread_settings, context) if options.config else None
         code = run(
             options.bundle,
             _merge_settings(options, context.obj),
-            Instance(options.line, options.memory or state_folder()),
+            Instance(options.line, options.state or state_folder()),
             host=options.host,
             port=options.port,
             allow_hosts=options.allow_host,
@@ -269,7 +311,7 @@ def infer(
         int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")
     ] = 0,
     trust: TrustFile = None,
-    memory: Memory = None,
+    state: State = None,
     accept_older: Annotated[
         bool,
         typer.Option(
@@ -294,7 +336,7 @@ def infer(
     settings = line_settings.load_verdict_settings(view) if view else line_settings.Settings()
     wanted = _override_prior(settings, prior)
     found = batch.find_images(images)
-    model = load_model(bundle, make_verifier(trust, memory, accept_older, remembers=False), threads)
+    model = load_model(bundle, make_verifier(trust, state, accept_older, remembers=False), threads)
     log_warnings(model.expiry_dates)
     results = batch.ResultFile(out, model, wanted.view, wanted.prior) if out else None
     whole = classify_and_print(

@@ -33,7 +33,7 @@ from edge_node.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from trainer.progress import Report
 
 app = typer.Typer()
+
+_STOPPED = "stopped"
+_STOPPED_NODE = "stopped; the same command goes on"
 
 Alias = Annotated[
     list[str],
@@ -96,33 +99,37 @@ def check(
     """Check a plant's images before it joins. Exit code 1 if it cannot join with them."""
     import msgspec
     from rich.console import Console
-    from rich.progress import track
 
+    from trainer import progress
     from trainer.data.checks import findings_output
     from trainer.data.checks.image_checks import check_folders, image_options
 
-    stderr = Console(stderr=True)
     aliases = parse_pairs(alias, "--alias", "{}=scratches")
-
-    def show(what: str) -> "Callable[[Sequence[T]], Iterable[T]]":
-        return lambda each: track(
-            each, what, console=stderr, transient=True, disable=not stderr.is_terminal
-        )
-
-    report = check_folders(
-        folder,
-        test,
-        size,
-        show("checking"),
-        group,
-        [name.strip() for name in classes.split(",") if name.strip()],
-        aliases,
-    )
     curve = None
-    if learning_curve and report.can_join:
-        from trainer.training.enough_images import trace_folder
+    with (
+        progress.reporter(as_json=False, quiet=as_json) as show,
+        progress.watched(show),
+    ):
+        report = check_folders(
+            folder,
+            test,
+            size,
+            lambda entries: progress.steps("checking images", entries),
+            group,
+            [name.strip() for name in classes.split(",") if name.strip()],
+            aliases,
+        )
+        if learning_curve and report.can_join:
+            from trainer.training.enough_images import trace_folder
 
-        curve = trace_folder(folder, test, size, group, aliases, show("looking at images"))
+            curve = trace_folder(
+                folder,
+                test,
+                size,
+                group,
+                aliases,
+                lambda numbers: progress.steps("looking at images", numbers),
+            )
     if not report.facts:
         picture = None
     elif picture is None and not as_json:
@@ -138,6 +145,8 @@ def check(
     else:
         if picture:
             print(f"picture: {picture}")
+        if not group:
+            findings_output.print_groups(report, Path("edge-node-groups.csv"), Console())
         if report.can_join:
             print(f"next: {_join_command(folder, image_options(test, group, aliases))}")
     code = 0 if report.can_join else 1
@@ -188,10 +197,10 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
                 "Take part only if this holds. Where patches are exchanged: noise=1, mix=4, "
                 "levels=8, what at least hides images in them. Where sums are: images=2, of each "
                 "class here; nodes=3, that close a round. masked=3: nobody reads what it "
-                "contributes but in sums of three or more. Where a federation is private: "
-                "epsilon=3, that it may spend of these images at most. counts=0.9, "
-                "membership=0.2, pictures=0.1: how much of these attacks may tell, in an audit "
-                "that comes first."
+                "contributes but in sums of three or more, which takes four nodes. Where a "
+                "federation is private: epsilon=3, that it may spend of these images at "
+                "most. counts=0.9, membership=0.2, pictures=0.1: how much of these attacks may "
+                "tell, in an audit that comes first."
             ),
         ),
         Panel.LEAVES,
@@ -281,7 +290,7 @@ def join(
             "model without any",
         )
     endpoint, name = _open_node(broker, node)
-    stop = stop_on_signals()
+    stop = stop_on_signals(_STOPPED_NODE)
     with output.reporter() as report:
         model = run(
             endpoint,
@@ -303,7 +312,7 @@ def join(
         if model:
             report(progress.Result(result={"model": str(model)}))
     if model is None:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print(_STOPPED_NODE, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
         signed = f" --kit {broker.kit}" if broker.kit else ""
@@ -324,7 +333,7 @@ def preview(
     from trainer.federation.client.join import join as run
 
     endpoint, name = _open_node(broker, node)
-    stop = stop_on_signals()
+    stop = stop_on_signals(_STOPPED_NODE)
     with output.reporter() as report:
         file = run(
             endpoint,
@@ -346,7 +355,7 @@ def preview(
         if file:
             report(progress.Result(result=json.loads(file.read_bytes())))
     if file is None:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print(_STOPPED_NODE, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
         print(f"preview: {file}\nnext: edge-node join, once the coordinator runs the federation")
@@ -381,6 +390,13 @@ class AuditOptions(Struct, frozen=True, kw_only=True):
     ] = None
     group: Group = None
     alias: Alias = []
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Make all steps of the search for images by an update: tens of minutes.",
+        ),
+    ] = False
     config: Config = None
 
 
@@ -393,7 +409,7 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
 
     Tells how much of counts, membership and pictures of images a curious coordinator gets: as the
     federation works, and as it would with --secure-aggregation or --privacy (epsilon 3). Its
-    coordinator must be there. Takes minutes.
+    coordinator must be there. Takes about two minutes.
     """
     from rich.console import Console
 
@@ -414,14 +430,16 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
     check_file_writable(options.out)
     aliases = parse_pairs(options.alias, "--alias", "{}=scratches")
     found = PlantImages.find(options.data, options.test, options.group, aliases)
-    stop = stop_on_signals()
+    stop = stop_on_signals(_STOPPED)
     with output.reporter() as report:
         report(progress.Step(what="loading torch, which takes seconds"))
         from trainer.audit import audit_page
         from trainer.federation.client.federation_audit import audit_federation, audit_sent
 
         if options.state:
-            audited: Audited | None = audit_sent(options.state, found, report, stop=stop)
+            audited: Audited | None = audit_sent(
+                options.state, found, report, is_thorough=options.thorough, stop=stop
+            )
         else:
             endpoint = broker.node_endpoint()
             audited = audit_federation(
@@ -429,13 +447,14 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
                 found,
                 reconcile_with_kit(options.federation, endpoint, "federation"),
                 report,
+                is_thorough=options.thorough,
                 stop=stop,
             )
         if audited:
             audit_page.write(audited, options.out)
             report(progress.Result(result=audit_page.to_result(audited.audit, options.out)))
     if audited is None:
-        print("stopped", file=sys.stderr)
+        print(_STOPPED, file=sys.stderr)
         raise typer.Exit(130)
     if not output.as_json:
         audit_page.print_table(audited.audit, Console())
@@ -512,7 +531,8 @@ def refit(
         from trainer.training import personal_model
         from trainer.training.refit import refit as run
 
-        made = run(model, folder, test, group=group, aliases=aliases, without=without)
+        with progress.watched(report):
+            made = run(model, folder, test, group=group, aliases=aliases, without=without)
         personal_model.save(made.model, target)
         for note in made.notes:
             report(progress.Note(text=note))
@@ -597,8 +617,17 @@ def export(
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not output.as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")
-        node_text = f" --trust {written[0].node}.trust" if signer else ""
-        print(f"next: edge-node serve {written[0].folder}{node_text}")
+        trust = f" --trust {trust_file(kit, written[0].node)}" if kit else ""
+        print(f"next: edge-node serve {written[0].folder}{trust}")
+
+
+def trust_file(kit: Path, node: str) -> Path:
+    """Return the node's trust file: beside its kit where the node has made its keys itself, else
+    where provision writes it.
+    """
+    beside = kit.with_name(f"{node}.trust")
+    provisioned = kit.parent.parent / "trust" / beside.name
+    return provisioned if provisioned.exists() and not beside.exists() else beside
 
 
 @app.command(epilog="Example: edge-node anomaly good/ --defects defects/ --out bundles/line-1")

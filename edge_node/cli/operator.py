@@ -286,7 +286,7 @@ def user(
         Path | None,
         typer.Option(
             help="State folder of the line or the coordinator.",
-            show_default="the line's, as serve has it",
+            show_default="that of the line here",
         ),
     ] = None,
     remove: Annotated[
@@ -301,9 +301,9 @@ def user(
     import sys
 
     from edge.http.login import LEAST, Accounts
-    from edge_node.cli.line import state_folder
+    from edge_node.cli.line import line_folder
 
-    accounts = Accounts(state or state_folder())
+    accounts = Accounts(line_folder(state))
     if remove:
         accounts.remove(name)
         print(f"{name} can log in no more")

@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -160,6 +161,7 @@ Http = Annotated[
 
 
 _TRIES = 3  # of a passphrase
+_PATIENCE = 0.8  # seconds for a command to stop by itself
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -647,14 +649,23 @@ def reconcile_with_kit(
     return own
 
 
-def stop_on_signals() -> Callable[[], bool]:
-    """Let SIGINT and SIGTERM request that the command stops; a second signal ends it at once."""
+def stop_on_signals(farewell: str = "") -> Callable[[], bool]:
+    """Let SIGINT and SIGTERM request that the command stops; a second signal ends it at once.
+
+    With a `farewell`, so does a moment's delay after the first one. A step such as the fit of a
+    classifier cannot be interrupted, and a command whose files are whole at any time need not wait
+    for it. It says the farewell then.
+    """
     requests: list[int] = []
 
     def request_stop(number: int, _: object) -> None:
         if requests:
             _end_now()
         requests.append(number)
+        if farewell:
+            timer = threading.Timer(_PATIENCE, _end_now, [farewell])
+            timer.daemon = True
+            timer.start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, request_stop)
@@ -679,8 +690,10 @@ def end_on_signals() -> None:
         signal.signal(number, lambda *_: _end_now())
 
 
-def _end_now() -> None:
+def _end_now(farewell: str = "") -> None:
     """Exit without unwinding, after showing the cursor again that a live view has hidden."""
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")
+    if farewell:
+        os.write(2, f"{farewell}\n".encode())
     os._exit(130)

@@ -19,7 +19,7 @@ from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflS
 from edge.terminal.formatting import pluralize
 from edge_node.cli import vfl_inference
 from edge_node.cli.help_panels import Panel
-from edge_node.cli.line import Memory, state_folder
+from edge_node.cli.line import State, state_folder
 from edge_node.cli.option_structs import take_options
 from edge_node.cli.shared_options import (
     BrokerOptions,
@@ -459,7 +459,7 @@ def serve(
         Path | None, typer.Option(help="The head's: file for final predictions, a JSON line each.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    memory: Memory = None,
+    state: State = None,
     config: Config = None,
 ) -> None:
     """Embed new products at a sensor, or predict them at the head:
@@ -476,7 +476,7 @@ def serve(
     endpoint = broker.endpoint()
     stop = stop_on_signals()
     vfl_inference.serve(
-        bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop
+        bundle, endpoint, state or state_folder(), data, output, deadline, threads, stop
     )
 
 

@@ -63,7 +63,10 @@ def run(asked: Asked, folder: Path) -> Line:
     spec = msgspec.structs.replace(drafted, run=f"{asked.seed:016x}")  # noise depends on it
     images = class_folders.load(drawn, spec.classes, asked.size)
     return Line(
-        asked=asked, found=audit(spec, Images(images, None), progress.ignore, asked.seed).audit
+        asked=asked,
+        found=audit(
+            spec, Images(images, None), progress.ignore, asked.seed, is_thorough=True
+        ).audit,
     )
 
 

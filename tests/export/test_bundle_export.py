@@ -82,12 +82,14 @@ def export_all(models: list[PersonalModel], folder: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two fused models and two plain ones."""
+    """Two fused models and two plain ones, the last of which was made anew."""
     models = [
         made(SMALL, f"plant-{seed}", "fedavg" if seed > 2 else "afedcl", seed)
         for seed in (1, 2, 3, 4)
     ]
-    return export_all(models, tmp_path_factory.mktemp("export"))
+    *others, last = models
+    anew = last._replace(metadata=msgspec.structs.replace(last.metadata, refits=1))
+    return export_all([*others, anew], tmp_path_factory.mktemp("export"))
 
 
 NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant-4"])
@@ -128,13 +130,14 @@ def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: s
         "method",
         "model",
         "round",
+        "refits",
         "classes",
         "trained",
         "metrics",
     ):
         assert getattr(manifest, name) == getattr(metadata, name)
     assert manifest.input.size == 32
-    assert manifest.id == f"{node}@4"
+    assert manifest.id == {"plant-4": "plant-4@4+1"}.get(node, f"{node}@4")
 
 
 @NODES

@@ -104,7 +104,7 @@ def serving_daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
         "serve",
         "--port",
         "0",
-        "--memory",
+        "--state",
         str(memory),
         *map(str, arguments),
     ]

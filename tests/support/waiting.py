@@ -1,9 +1,12 @@
 """Waiting for what a test expects, however busy the machine is."""
 
 import asyncio
+import queue
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from trainer.progress import Step
 
 PATIENCE = 200.0  # seconds, after which nothing will come any more; a test has 240
 _PAUSE = 0.01  # seconds between two looks
@@ -37,3 +40,10 @@ async def wait_until_async(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what is waited for does not come"
         await asyncio.sleep(_PAUSE)
+
+
+def heard(inbox: queue.Queue[object]) -> object:
+    """What a training thread says next, but for how far it is: a busy machine adds that."""
+    while isinstance(said := inbox.get(timeout=PATIENCE), Step):
+        pass
+    return said

@@ -26,7 +26,8 @@ from trainer.methods.base import weigh_by_images
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays
 from trainer.progress import Report, Step
-from trainer.training.engine import Stopped
+from trainer.progress.long_work import Stopped, watched
+from trainer.statistics.features import remembering_features
 from trainer.training.privacy_plan import planned_epsilon
 
 LEAST_IMAGES = 8
@@ -84,6 +85,7 @@ def audit(
     seed: int = 0,
     *,
     only_actual: bool = False,
+    is_thorough: bool = False,
     stop: Callable[[], bool] = lambda: False,
     first: Arrays | None = None,
 ) -> Audited:
@@ -98,6 +100,7 @@ def audit(
         report: receives the progress.
         seed: of parts and attacks.
         only_actual: whether other modes are left out.
+        is_thorough: whether the search for images makes all its steps, however long that takes.
         stop: asked often.
         first: the broadcast that the federation begins with.
 
@@ -111,6 +114,20 @@ def audit(
             "least",
             "label more images",
         )
+    with watched(report, stop), remembering_features():
+        return _audit(spec, images, report, seed, stop, only_actual, is_thorough, first)
+
+
+def _audit(
+    spec: Spec,
+    images: Images,
+    report: Report,
+    seed: int,
+    stop: Callable[[], bool],
+    only_actual: bool,
+    is_thorough: bool,
+    first: Arrays | None,
+) -> Audited:
     parts = split(images, seed, as_trained=False)
     broadcast = make_first_broadcast(spec) if first is None else first
     modes: list[ModeAudit] = []
@@ -124,7 +141,7 @@ def audit(
             continue
         steps = _Steps(report, stop, mode, "making what the plant would send", count_steps(changed))
         seen = observe(changed, first, parts.sent, seed, steps.advance)
-        found = attack(seen, parts, seed, report, stop)
+        found = attack(seen, parts, seed, report, stop, is_thorough=is_thorough)
         modes.append(describe_mode(changed, found, is_actual=mode == find_mode(spec)))
         pictures[mode] = tuple(chain.from_iterable(one.pictures for one in found))
     return Audited(summarise(spec, parts, modes, afterwards=False), pictures)
@@ -136,6 +153,8 @@ def attack(
     seed: int,
     report: Report,
     stop: Callable[[], bool] = lambda: False,
+    *,
+    is_thorough: bool = False,
 ) -> list[Found]:
     """All attacks on these observations; the rest is as in `audit`."""
     found = []
@@ -161,14 +180,15 @@ def attack(
                 )
             )
         elif spec.sends:
+            count = model_attacks.STEPS if is_thorough else model_attacks.affordable_steps(seen)
             steps = _Steps(
                 report,
                 stop,
                 mode,
                 "searching for images by the model's update",
-                model_attacks.STEPS,
+                count,
             )
-            found.append(model_attacks.attack(seen, parts, seed, steps.advance))
+            found.append(model_attacks.attack(seen, parts, seed, steps.advance, count))
             if method.weigh is weigh_by_images and mode != "masked":
                 found.append(
                     Found(

@@ -33,10 +33,16 @@ from trainer.models.fusion import LENGTH, NORMALISED
 from trainer.models.initial_weights import init_linear
 from trainer.models.named_tensors import is_trainable
 from trainer.models.network import Tensors, to_tensors
+from trainer.progress.long_work import steps
 from trainer.seeding import generator, key_to_seed
 
 SEARCHED = 2  # images that are searched for at once
 STEPS = 150  # of that search
+# Work of a search that an audit spares time for: steps x pixels. It is about 10 s of a processor
+# for the networks that come with edge-node, and a count rather than a time, so that two audits
+# agree.
+WORK = 400_000
+_FEWEST = 5
 # of a pixel a step; when it falls, and to what share
 _RATE = 0.1
 _DROPS = (0.4, 0.6, 0.85)
@@ -47,10 +53,19 @@ _MOST = 100  # images of each side whose gradients are compared with the update
 Advance = Callable[[], None]
 
 
-def attack(seen: Observation, parts: Parts, seed: int, advance: Advance) -> Found:
+def affordable_steps(seen: Observation) -> int:
+    """Return how many of the STEPS an audit makes unless it is to be thorough."""
+    size = seen.spec.preprocessing.size
+    return min(STEPS, max(_FEWEST, WORK // size**2))
+
+
+def attack(
+    seen: Observation, parts: Parts, seed: int, advance: Advance, count: int = STEPS
+) -> Found:
     """Attack what a plant has trained, or a mean in which it is.
 
-    The search for pictures takes most of the time; `advance` is called after each of its STEPS.
+    The search for pictures takes most of the time; `advance` is called after each of its `count`
+    steps.
     """
     sent = parts.sent
     unsent = parts.unsent
@@ -79,7 +94,9 @@ def attack(seen: Observation, parts: Parts, seed: int, advance: Advance) -> Foun
     for name, each in scores.items():
         exposures += membership(each, len(images[0].labels), "model", name)
     blind = to_pictures(own).mean(0)
-    made = search(seen, update, blind, seed, advance, is_gray=_is_gray(own))
+    if count < STEPS:
+        notes = (*notes, f"the search for images made {count} of {STEPS} steps")
+    made = search(seen, update, blind, seed, advance, is_gray=_is_gray(own), count=count)
     found, searched = compare_pictures(
         made, None, sent, unsent, "model", "a search for images of that gradient", blind
     )
@@ -154,7 +171,7 @@ def _alignment(seen: Observation, update: Tensors, images: list[LabelledImages])
     length = _norm(update.values())
     found = []
     for data in _sets(seen, images):
-        for number in range(len(data.labels)):
+        for number in steps("comparing gradients of images", range(len(data.labels))):
             inputs = data.encoder_input(seen.network, seen.received, torch.tensor([number]))
             logits = _logits(seen, tensors, seen.network.encode(tensors, inputs))
             loss = functional.cross_entropy(logits, data.labels[number : number + 1])
@@ -176,10 +193,17 @@ def _norm(values: Iterable[Tensor]) -> float:
 
 
 def search(
-    seen: Observation, update: Tensors, blind: Tensor, seed: int, advance: Advance, *, is_gray: bool
+    seen: Observation,
+    update: Tensors,
+    blind: Tensor,
+    seed: int,
+    advance: Advance,
+    *,
+    is_gray: bool,
+    count: int = STEPS,
 ) -> list[Tensor]:
     """Pictures [3, SIDE, SIDE] of images whose mean gradient points the way of the update,
-    as far as STEPS lead.
+    as far as so many steps lead.
 
     Labels are searched for as well and, where no classifier is sent, a classifier. Of an encoder
     that takes the mean over all places a gradient says what there is in an image rather than where.
@@ -191,6 +215,7 @@ def search(
         seed: of what is added to it.
         advance: called after each step.
         is_gray: whether the images are known to be gray.
+        count: how many steps.
     """
     network = seen.network.mapped()
     spec = seen.spec
@@ -222,10 +247,10 @@ def search(
         tensors |= head
     optimiser = torch.optim.Adam(searched, _RATE)
     schedule = torch.optim.lr_scheduler.MultiStepLR(
-        optimiser, [round(STEPS * share) for share in _DROPS], _FACTOR
+        optimiser, [round(count * share) for share in _DROPS], _FACTOR
     )
     target = torch.cat([value.flatten() for value in wanted.values()])
-    for _ in range(STEPS):
+    for _ in range(count):
         optimiser.zero_grad()
         images = pixels.expand(-1, 3, -1, -1)
         inputs = network.apply_stem(tensors, (images - mean) / std)

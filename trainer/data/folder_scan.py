@@ -6,6 +6,7 @@ reach training.
 
 import hashlib
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
 from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, drop_annotated, read_image
+from trainer.progress.long_work import steps
 
 # names of folders
 _HELD_OUT = {"test", "held-out", "held_out", "holdout", "val", "valid", "validation"}
@@ -38,6 +40,7 @@ class FolderScan(NamedTuple):
     nested: list[Path]  # images in folders inside class folders
     hidden: list[Path]  # images whose name or folder begins with a dot: a system's or a tool's own
     others: list[Path]  # files in class folders that are no images
+    empty: list[Path]  # class folders without a file that is an image
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -81,12 +84,16 @@ def scan_folder(folder: Path) -> FolderScan:
     for paths in found:
         kept_paths.append([path for path in paths if path in kept])
     images, loose, nested = kept_paths
-    for path in images:
+    for path in steps("reading images", images):
         try:
             with disk.open_regular(path) as file:
+                is_empty = not os.fstat(file.fileno()).st_size
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             unreadable[path] = f"{path} cannot be read: {error.strerror}"
+            continue
+        if is_empty:
+            unreadable[path] = f"{path} is empty"
         else:
             groups[digest].append(Entry(path, path.parent.name, digest))
     files = [
@@ -94,6 +101,8 @@ def scan_folder(folder: Path) -> FolderScan:
         for path in sorted(folder.glob("*/*"))
         if path.is_file() and not _is_hidden(path, folder)
     ]
+    taken = {path.relative_to(folder).parts[0] for path in (*images, *nested)}
+    folders = [path for path in sorted(folder.glob("*/")) if not _is_hidden(path, folder)]
     return FolderScan(
         folder,
         tuple(tuple(groups[digest]) for digest in sorted(groups)),
@@ -102,6 +111,7 @@ def scan_folder(folder: Path) -> FolderScan:
         nested=nested,
         hidden=_find_images(folder, "*/*", hidden=True),
         others=[path for path in files if path.suffix.lower() not in SUFFIXES],
+        empty=[path for path in folders if path.name not in taken],
     )
 
 

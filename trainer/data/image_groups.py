@@ -4,7 +4,7 @@ and what the user says.
 
 import csv
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,21 @@ from trainer.data.checks.image_facts import ImageFacts, measure_image
 from trainer.data.checks.likeness import Pair, find_alike
 from trainer.data.folder_scan import Entry, decode_entries
 
+UNGROUPED = (
+    "no groups of images are known: where several images show one part, the accuracy is too good; "
+    "edge-node check proposes groups, and --group takes them"
+)
+# Names that begin with what a part or a moment is called, and end with a view or a tile of it.
+_PATTERNS = (
+    r"^(.*[0-9].*?)[^0-9A-Za-z]+[0-9A-Za-z]+[.]",  # part-12_03.png, part12_left.png
+    r"^(.*[0-9])[A-Za-z]{1,2}[.]",  # 0012a.png
+)
+_GAPS = (2, 5, 10, 30, 60)  # seconds between images of two parts, at least
+_COPIED = 60  # seconds within which all files were written where their times mean nothing
+_NUMBER = re.compile(r"(.*?)([0-9]{1,9})$")  # of a file's stem: the last one
+_NEAR = 10  # numbers between two images of one part, at most
+_MANY = 5  # pairs of look-alikes, from which their numbers mean something
+_SHARE = 4  # images are no group if they are more than the n-th part of all
 _COLUMNS = ("file", "group")
 _HELP = (
     "pass a regular expression on file names, whose parentheses (else the whole match) name the "
@@ -82,6 +97,118 @@ def group_entries(entries: Sequence[Entry], keys: Mapping[Path, str]) -> dict[st
     return dict(zip(digests, group_images(facts, keys).numbers.tolist(), strict=True))
 
 
+class Proposal(NamedTuple):
+    """Groups that a plant's files suggest, for a person to judge."""
+
+    why: str  # what suggests them
+    pattern: str  # for --group; empty where only a table can say it
+    keys: Mapping[Path, str]  # the group of an image
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return len(set(self.keys.values()))
+
+    def write(self, file: Path) -> None:
+        """Write the table that --group takes.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            with file.open("w", newline="", encoding="utf-8") as text:
+                rows = csv.writer(text)
+                rows.writerow(_COLUMNS)
+                for path, key in self.keys.items():
+                    rows.writerow(["/".join(path.parts[-2:]), key])
+        except (OSError, UnicodeEncodeError) as error:
+            raise UsageError(
+                f"{file} cannot be written: {error}", "run the command in a folder of yours"
+            ) from error
+
+
+def propose_groups(
+    entries: Sequence[Entry], alike: Sequence[tuple[Path, Path]] = ()
+) -> Proposal | None:
+    """Propose groups by the names of files, else by the times at which they were written, else by
+    numbers that follow one another where most look-alikes have such numbers.
+
+    None where nothing is plausible.
+
+    Args:
+        entries: the images.
+        alike: pairs that look alike. They are grouped without being asked for; what lies between
+            them is not.
+    """
+    for pattern in _PATTERNS:
+        keys = _find_matches(re.compile(pattern), entries)
+        if _is_plausible(keys, entries):
+            return Proposal("names", pattern, keys)
+    return _propose_by_times(entries) or _propose_by_numbers(entries, alike)
+
+
+def _propose_by_times(entries: Sequence[Entry]) -> Proposal | None:
+    times = sorted((entry.path.stat().st_mtime, entry.path) for entry in entries)
+    if not times or times[-1][0] - times[0][0] < _COPIED:
+        return None
+    for gap in _GAPS:
+        keys: dict[Path, str] = {}
+        number = 0
+        before = times[0][0]
+        for time, path in times:
+            number += time - before >= gap
+            keys[path] = str(number)
+            before = time
+        if _is_plausible(keys, entries):
+            return Proposal("times", "", keys)
+    return None
+
+
+def _propose_by_numbers(
+    entries: Sequence[Entry], alike: Sequence[tuple[Path, Path]]
+) -> Proposal | None:
+    """Join numbers between two look-alikes of one class that are few numbers apart."""
+    places: dict[tuple[str, int], int] = {}
+    numbers: dict[Path, tuple[str, int]] = {}
+    for position, entry in enumerate(entries):
+        if found := _NUMBER.match(entry.path.stem):
+            numbers[entry.path] = f"{entry.class_name}/{found[1]}", int(found[2])
+            places[numbers[entry.path]] = position
+    links = []
+    near = 0
+    for one, other in alike:
+        if one not in numbers or other not in numbers:
+            continue
+        name, first = numbers[one]
+        same, last = numbers[other]
+        if name == same and abs(last - first) <= _NEAR:
+            near += 1
+            low = min(first, last)
+            between = [places.get((name, low + step)) for step in range(abs(last - first) + 1)]
+            there = [place for place in between if place is not None]
+            links += [(there[0], place) for place in there[1:]]
+    if near < _MANY or 2 * near < len(alike):
+        return None
+    joined = unite(len(entries), links).tolist()
+    several = Counter(joined)
+    keys = {
+        entry.path: str(number)
+        for entry, number in zip(entries, joined, strict=True)
+        if several[number] > 1
+    }
+    return Proposal("numbers", "", keys)
+
+
+def _is_plausible(keys: Mapping[Path, str], entries: Sequence[Entry]) -> bool:
+    """Whether groups are neither classes nor single images."""
+    sizes = Counter(keys.values())
+    classes = {entry.class_name for entry in entries}
+    if not sizes or len(sizes) < 2 * len(classes):
+        return False
+    several = sum(size for size in sizes.values() if size > 1)
+    return 2 * several >= len(entries) and _SHARE * max(sizes.values()) <= len(entries)
+
+
 def read_keys(given: str, entries: Sequence[Entry]) -> dict[Path, str]:
     """Of images the names of their groups, from --group.
 
@@ -111,17 +238,22 @@ def _match_names(pattern: str, entries: Sequence[Entry]) -> dict[Path, str]:
         expression = re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--group {pattern!r} is no regular expression: {error}", _HELP) from error
-    keys = {}
-    for entry in entries:
-        if match := expression.search(entry.path.name):
-            parts = match.groups() or (match[0],)
-            keys[entry.path] = "|".join(part or "" for part in parts)
+    keys = _find_matches(expression, entries)
     if not keys:
         raise UsageError(
             f"--group {pattern!r} matches none of {len(entries)} file names, such as "
             f"{entries[0].path.name}",
             _HELP,
         )
+    return keys
+
+
+def _find_matches(expression: re.Pattern[str], entries: Sequence[Entry]) -> dict[Path, str]:
+    keys = {}
+    for entry in entries:
+        if match := expression.search(entry.path.name):
+            parts = match.groups() or (match[0],)
+            keys[entry.path] = "|".join(part or "" for part in parts)
     return keys
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from broker_config.protocol.messages import Preprocessing
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network, Tensors
+from trainer.progress.long_work import check_stop
 
 _BATCH_PIXELS = 1 << 18  # about; more take memory, and are no faster
 
@@ -105,11 +106,12 @@ class TrainingSet(NamedTuple):
         # Batches have nearly equal sizes: some kernels round a single image otherwise.
         parts = min(count, -(-count * pixels // _BATCH_PIXELS))
         bounds = [count * part // parts for part in range(parts + 1)]
+        computed = []
         with torch.no_grad():
-            computed = [
-                compute(tensors, self.encoder_input(network, tensors, slice(start, end)))
-                for start, end in pairwise(bounds)
-            ]
+            for start, end in pairwise(bounds):
+                check_stop()
+                inputs = self.encoder_input(network, tensors, slice(start, end))
+                computed.append(compute(tensors, inputs))
         return torch.cat(computed).cpu().numpy()
 
 

@@ -273,7 +273,7 @@ def _serve(processes: Processes, share: Share, out: Path) -> run_summary.Serving
     """Start the daemon on one bundle and send it held-out images over HTTP."""
     folder = out / "bundles" / share.node
     daemon = processes.start(
-        "daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line")
+        "daemon", "serve", str(folder), "--port", "0", "--state", str(out / "line")
     )
     address = urlsplit(processes.wait_until_ready(daemon))
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT)

@@ -13,7 +13,8 @@ from rich.text import Text
 from broker_config.protocol.errors import replace_unprintable
 from broker_config.protocol.messages import Spec
 from edge.bundle.comparison import Comparison
-from edge.terminal.formatting import pluralize
+from edge.terminal.formatting import format_names, pluralize
+from trainer.data.image_groups import UNGROUPED
 from trainer.training.personal_model import ModelMetadata
 
 
@@ -34,6 +35,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     classes: list[str]  # of its own images
     images: int  # that trained
     test_images: int
+    is_grouped: bool = True  # whether any images that judge are known to belong together
     accuracy: float  # of what is deployed, as a line judges, on its own images
     accuracy_low: float  # 95 % interval
     accuracy_high: float
@@ -55,6 +57,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
             classes=list(metadata.trained),
             images=sum(metadata.trained.values()),
             test_images=test_images,
+            is_grouped=metrics.get("groups") != metrics["images"],
             accuracy=metrics["accuracy"],
             accuracy_low=metrics["accuracy_low"],
             accuracy_high=metrics["accuracy_high"],
@@ -128,6 +131,12 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
             if any(value is not None for value in column.values):
                 kept.append(column)
         return kept
+
+    @property
+    def ungrouped(self) -> str:
+        """A sentence on nodes of whose images none are known to belong together; or empty."""
+        names = [node.name for node in self.nodes if not node.is_grouped]
+        return f"{format_names(names)}: {UNGROUPED}" if names else ""
 
     def mean(self, field: str) -> float:
         """Mean of a field over the nodes."""
@@ -204,6 +213,8 @@ def print_table(report: RunReport, console: Console) -> None:
     console.print(table)
     if sentence := describe_joining(report.nodes):
         console.print(sentence, highlight=False)
+    if note := report.ungrouped:
+        console.print(Text(replace_unprintable(note)), soft_wrap=True)
     for node in report.nodes:
         warnings = node.comparison.warnings() if node.comparison else ()
         for warning in warnings:

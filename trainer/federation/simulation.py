@@ -40,6 +40,7 @@ from trainer.methods.base import WHOLE, Method, Metrics
 from trainer.models.catalogue import CANDIDATES
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
+from trainer.progress.long_work import steps, watched
 from trainer.seeding import key_to_seed
 from trainer.statistics.encoder_choice import AUTO, Cost, choose, describe
 from trainer.training import batched_engine, personal_model
@@ -284,7 +285,9 @@ def _train_alone(
         for group in batched_engine.group_nodes(participants, _group_size(engine)):
             states = group.start(initial)
             try:
-                for round_ in range(1, participants[0].spec.rounds + 1):
+                for round_ in steps(
+                    "training alone, for comparison", range(1, participants[0].spec.rounds + 1)
+                ):
                     states = [state for state, _, _ in group.contribute(states, initial, round_)]
                     states = [state for state, _ in group.refine(states, initial, round_)]
             except DivergedError as error:
@@ -370,13 +373,15 @@ def simulate_folder(
     started = time.monotonic()
     number = 0
     if len(drafts) > 1:
-        number = _choose_encoder(requests, drafts, images, report)
+        with watched(report):
+            number = _choose_encoder(requests, drafts, images, report)
     spec, broadcast = drafts[number]
     if spec.privacy:
         report(progress.Note(text=describe_privacy(spec)))
-    outcome = simulate(
-        spec, broadcast, images[spec.preprocessing.size], report, engine, compare=True
-    )
+    with watched(report):
+        outcome = simulate(
+            spec, broadcast, images[spec.preprocessing.size], report, engine, compare=True
+        )
     result = run_summary.RunReport.from_spec(
         spec,
         [

@@ -37,6 +37,7 @@ from trainer.progress.events import (
     parse_event,
 )
 from trainer.progress.log import log_lines
+from trainer.progress.long_work import Loop, Stopped, check_stop, steps, watched
 from trainer.progress.reporters import ActivityReporter, RoundReporter
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Late",
     "Learning",
     "LiveReport",
+    "Loop",
     "Measured",
     "ModelReady",
     "NodeJoined",
@@ -66,12 +68,16 @@ __all__ = [
     "RoundOpened",
     "RoundReporter",
     "Step",
+    "Stopped",
+    "check_stop",
     "format_event",
     "ignore",
     "json_lines",
     "log_lines",
     "parse_event",
     "reporter",
+    "steps",
+    "watched",
 ]
 
 

@@ -129,6 +129,7 @@ class Board:
         self._remaining = RemainingTime(clock=clock)
         self._started = self._step_started = clock()
         self._step = self._waiting = self._finished = ""
+        self._done = ""  # of the step
         self._up = self._down = 0  # bytes
         self._cells: CellFinished | None = None  # the newest
 
@@ -136,10 +137,7 @@ class Board:
         """Take account of an event; returns the messages to print above the board."""
         match event:
             case Step():
-                messages = self._end_step()
-                self._step = event.what
-                self._step_started = self._clock()
-                return messages
+                return self._begin_step(event)
             case Gathering():
                 self._remaining = RemainingTime(event.rounds, self._clock)
                 self._started = self._clock()
@@ -228,6 +226,15 @@ class Board:
         if event.rate and event.round > self._remaining.closed:
             self._remaining.close_round(event.round, 1 / event.rate)
 
+    def _begin_step(self, event: Step) -> list[str]:
+        self._done = f": {event.done} of {event.total}" if event.total else ""
+        if event.what == self._step:
+            return []
+        messages = self._end_step()
+        self._step = event.what
+        self._step_started = self._clock()
+        return messages
+
     def _end_step(self) -> list[str]:
         step = self._step
         seconds = self._clock() - self._step_started
@@ -249,7 +256,7 @@ class Board:
         elif self._remaining.rounds:
             parts.append(self._rounds_bar(console))
         if self._step:
-            parts.append(self._busy(self._step, self._step_started, console))
+            parts.append(self._busy(self._step + self._done, self._step_started, console))
         return Group(*parts)
 
     def _table(self, console: Console) -> Group:

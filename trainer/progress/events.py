@@ -25,9 +25,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """A step of work outside the rounds has begun."""
+    """A step of work outside the rounds has begun.
+
+    Where it takes long, the event is repeated every few seconds with the parts that are done.
+    """
 
     what: str
+    done: int = 0  # parts, such as images
+    total: int = 0  # 0: unknown
 
 
 class Note(Event, frozen=True, kw_only=True):
@@ -261,6 +266,8 @@ def parse_event(line: str | bytes) -> AnyEvent:
 def format_event(event: AnyEvent) -> str:
     """The event as a sentence."""
     match event:
+        case Step(what=text, done=done, total=total) if total:
+            return f"{text}: {done} of {total}"
         case Step(what=text) | Note(text=text):
             return text
         case Gathering():

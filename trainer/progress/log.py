@@ -22,6 +22,7 @@ from trainer.progress.events import (
     Result,
     RoundClosed,
     RoundOpened,
+    Step,
     format_event,
 )
 from trainer.progress.remaining_time import Clock, RemainingTime
@@ -31,6 +32,7 @@ _MAX_JOIN_LINES = 10  # likewise
 _MINUTE = 60.0
 # seconds between two lines of a vertical federation, or of training alone, at least
 _INTERVAL = 10.0
+_STEP_INTERVAL = 5.0  # likewise, of a step that says how far it is
 
 
 def log_lines(stream: TextIO, clock: Clock = time.monotonic) -> Report:
@@ -58,6 +60,7 @@ class _Log:
         self._weights: dict[str, float] = {}  # of the open round, by node
         self._metrics: dict[str, dict[str, float]] = defaultdict(dict)  # the newest known, by node
         self._last_line = clock()  # when a round last had a line
+        self._last_step = ("", 0.0)  # what last had a line, and when that was
         self._learning_lines: dict[
             str, tuple[int, float]
         ] = {}  # by party: the round of its last line, and when that was
@@ -78,6 +81,8 @@ class _Log:
                 return self._format_join(event)
             case Learning():
                 return self._format_learning(event)
+            case Step(total=total) if total:
+                return self._format_step(event)
             case Activity(what="judging", total=total) if total:
                 return self._format_comparison(event)
             case Activity() | Received() | Result():
@@ -106,6 +111,14 @@ class _Log:
         if event.round == round_ or (round_ and not ended and self._clock() - when < _INTERVAL):
             return ""
         self._learning_lines[event.node] = event.round, self._clock()
+        return format_event(event)
+
+    def _format_step(self, event: Step) -> str:
+        """How far a step is that takes long."""
+        what, when = self._last_step
+        if event.what == what and self._clock() - when < _STEP_INTERVAL:
+            return ""
+        self._last_step = (event.what, self._clock())
         return format_event(event)
 
     def _format_comparison(self, event: Activity) -> str:

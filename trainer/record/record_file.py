@@ -60,9 +60,7 @@ def stored_lines(folder: Path) -> Iterator[bytes]:
         remedy = (
             f"name one: {' or '.join(map(str, stores))}"
             if stores
-            else (
-                "pass the --state folder of edge-node coordinate, or the --memory folder of a line"
-            )
+            else ("pass the --state folder of edge-node coordinate, or that of a line")
         )
         raise UsageError(f"{folder} holds the records of {len(stores) or 'no'} lines", remedy)
     yield from line_record.read(stores[0], BundleStore(stores[0]).state().history)

@@ -27,6 +27,7 @@ from trainer.methods import PRIVATE_CLASSIFIERS, complete_options
 from trainer.models.fusion import LENGTH, NOVELTY, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.network import Tensors, to_arrays, to_tensors
+from trainer.progress.long_work import steps
 from trainer.statistics.lda_head import fit_scale
 from trainer.statistics.logistic_head import Linear
 from trainer.statistics.sums import PREFIX
@@ -152,11 +153,33 @@ def conclude_first(node: Participant, first: Arrays) -> PersonalModel:
     return conclude(first_node(node), State({}, {}), 1, first, first, (), None, counted=False)
 
 
+def conclude_unjudged(
+    node: Participant,
+    state: State,
+    round_: int,
+    broadcast: Arrays,
+    final: Arrays,
+    history: tuple[Metrics, ...],
+    *,
+    counted: bool = True,
+) -> PersonalModel:
+    """Return the federation's model for the node, of whose accuracy nothing is known yet.
+
+    Judging takes long; who stops it has a model all the same. The arguments are those of
+    `conclude`.
+
+    Raises:
+        EdgeNodeError: no nodes can have such totals.
+    """
+    ended = _end(node, state, broadcast, final, None, counted=counted, judges=False)
+    return _describe(node, ended, round_, history, None)
+
+
 class _Ended(NamedTuple):
     """What a node has at the end of a run."""
 
     personal: Tensors
-    judged: Judged | None  # None without images
+    judged: Judged | None  # None without images, or where nothing is judged
     shared: Tensors
 
 
@@ -168,8 +191,9 @@ def _end(
     alone: TrainedAlone | None,
     *,
     counted: bool,
+    judges: bool = True,
 ) -> _Ended:
-    """Make the personal model, and judge it."""
+    """Make the personal model, and judge it, unless that is left out."""
     spec = node.spec
     if spec.statistics:
         others = node.without_own(state, final, counted=counted)
@@ -177,7 +201,7 @@ def _end(
             state = node.with_statistics(state, final)
         final = others
     shared = to_tensors(select(final, ("encoder", PREFIX))) if spec.statistics else {}
-    if not len(node.images.train.labels):
+    if not judges or not len(node.images.train.labels):
         return _Ended(node.deploy_last(state, broadcast, final), None, shared)
     if node.is_frozen:
         judged = _judge_frozen(node, state, final)
@@ -378,7 +402,8 @@ def _cross_validate(node: Participant, spec: Spec, start: Arrays) -> tuple[np.nd
         assert node.statistics is not None
         received = node.received(start)
         features = node.statistics.features(received, node.training_set(received))
-    for held_out in split_folds(images, min(_FOLDS, count), spec.seed):
+    folds = split_folds(images, min(_FOLDS, count), spec.seed)
+    for held_out in steps("judging: images left out in turn", folds):
         if features is None:
             others = np.setdiff1d(np.arange(count), held_out)
             personal = _train_fold(node, spec, start, images.take(others))

@@ -16,6 +16,7 @@ from trainer.data.training_set import Augmentation, TrainingSet
 from trainer.methods.base import Batch, Loss, Metrics, Phase, Sgd
 from trainer.models.named_tensors import is_below, is_trainable, select
 from trainer.models.network import Network, Tensors
+from trainer.progress.long_work import Loop, Stopped
 from trainer.training.optimiser import Optimiser
 from trainer.training.private_gradients import PrivateGradients
 
@@ -26,10 +27,6 @@ SGD_WEIGHT_DECAY = 1e-4
 
 class DivergedError(EdgeNodeError):
     """A loss is no longer finite."""
-
-
-class Stopped(Exception):  # noqa: N818  (not an error: the stop was requested)
-    """Training was asked to stop between two batches."""
 
 
 def draw_batches(count: int, batch_size: int, random: torch.Generator) -> list[Tensor]:
@@ -131,6 +128,7 @@ def descend(
     metrics: dict[str, np.ndarray] = {}
     losses: list[float] = []
     steps = 0
+    loop: Loop | None = None
     for _ in range(phase.epochs):
         sums: dict[str, list[Tensor]] = defaultdict(list)
         orders = []
@@ -138,6 +136,9 @@ def descend(
             batch_size = training.batch_size if private is None else len(own)
             orders.append(draw_batches(len(own), batch_size, own_random))
         for order in zip(*orders, strict=True):
+            if loop is None:
+                loop = Loop("training", phase.epochs * len(orders[0]))
+            loop.advance()
             if stop():
                 raise Stopped
             index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundle.comparison import CandidateName
+from trainer.progress.long_work import check_stop, steps
 from trainer.statistics import logistic_head
 from trainer.statistics.label_doubts import log_softmax
 from trainer.statistics.lda_head import fit_scale
@@ -126,7 +127,7 @@ def leave_out(
     novelty: np.ndarray | None = np.empty(count)
     known = np.empty(count, bool)
     repeated = np.empty(count, bool)
-    for fold in folds:
+    for fold in steps("judging: images left out in turn", folds):
         kept = np.setdiff1d(np.arange(count), fold)
         made = fit_together(kept)
         seen = features[fold, 0]
@@ -137,6 +138,7 @@ def leave_out(
         # A class that nobody has an image of has no weight.
         known[fold] = made.head.weight[labels[fold]].any(1)
         for strength, logits in alone.items():
+            check_stop()
             head = logistic_head.fit(features[kept], labels[kept], classes, strength)
             logits[fold] = head.logits(seen)
         if made.novelty is None:

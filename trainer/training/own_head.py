@@ -13,6 +13,7 @@ from trainer.data.class_folders import split_folds
 from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Tensors, to_tensors
+from trainer.progress.long_work import steps
 from trainer.statistics import logistic_head
 from trainer.statistics.features import view_features
 from trainer.statistics.label_doubts import log_softmax
@@ -49,7 +50,7 @@ def fit_own_head(node: Participant, initial: Arrays) -> OwnHead:
     costs: list[tuple[float, float, np.ndarray]] = []
     for strength in STRENGTHS:
         logits = np.empty((len(labels), classes))
-        for fold in folds:
+        for fold in steps("judging: images left out in turn", folds):
             kept = np.setdiff1d(rows, fold)
             head = logistic_head.fit(features[kept], labels[kept], classes, strength)
             logits[fold] = head.logits(features[fold, 0])

@@ -33,6 +33,7 @@ from broker_config.storage import checksums, disk
 from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
 from edge.bundle.bundle_format import Confidence, PrivacySpent
 from edge.bundle.comparison import Comparison
+from trainer.data.image_groups import UNGROUPED
 from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
@@ -80,6 +81,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     privacy: PrivacySpent | None = None  # None if the federation was not private
     # on images that the model has not seen; None in models of older versions, or without any
     confidence: Confidence | None = None
+    refits: int = 0  # how often it was made anew since the last round
 
     @staticmethod
     def from_spec(
@@ -330,7 +332,8 @@ def format_outcome(metadata: ModelMetadata) -> list[str]:
     if comparison:
         gain = [comparison.training.describe()] if comparison.training else []
         compared = [comparison.describe(), *gain, *comparison.warnings()]
-    return [accuracy, *spent, *compared]
+    ungrouped = [UNGROUPED] if metrics.get("groups") == metrics["images"] else []
+    return [accuracy, *ungrouped, *spent, *compared]
 
 
 def format_spent(spent: PrivacySpent) -> str:

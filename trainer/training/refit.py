@@ -99,6 +99,7 @@ def refit(
         federated=federated,
         broadcast=metadata.broadcast,
         privacy=metadata.privacy,
+        refits=metadata.refits + 1,
     )
     made = model._replace(metadata=changed, tensors=tensors)
     notes = [

@@ -440,7 +440,7 @@ def refused(folder: Path, *options: object, before: str = "") -> str:
 def options(ours, tmp_path) -> list[object]:
     """What plant-a's line is started with."""
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
-    return ["--trust", tmp_path / "plant-a.trust", "--memory", tmp_path / "memory"]
+    return ["--trust", tmp_path / "plant-a.trust", "--state", tmp_path / "memory"]
 
 
 BEFORE_PARSING = """
@@ -519,7 +519,7 @@ def test_a_memory_that_cannot_be_written_is_said_clearly(ours, options, tmp_path
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "plant-a@test.json.tmp").mkdir()  # a scratch file cannot be made
     for memory in (Path("/sys/kernel/edge-node"), folder / "model.onnx", tmp_path / "memory"):
-        with daemon(folder, *options[:2], "--memory", memory) as process:
+        with daemon(folder, *options[:2], "--state", memory) as process:
             _, said = process.communicate(timeout=60)
         assert process.returncode in (66, 74, 75, 77)  # of a disk, not of a bundle
         assert f"cannot write to {memory}" in said or f"{memory} cannot be a folder" in said

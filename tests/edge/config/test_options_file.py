@@ -46,6 +46,12 @@ def test_the_example_is_read_as_it_stands() -> None:
     assert len(tables.sources) == 1
 
 
+def test_a_key_that_had_another_name_is_still_read(tmp_path: Path) -> None:
+    file = tmp_path / "line.toml"
+    file.write_text('memory = "kept"\n')
+    assert params("serve", "--config", file)["state"] == tmp_path / "kept"
+
+
 def test_all_that_the_example_shows_in_comments_is_read_too(tmp_path: Path) -> None:
     file = tmp_path / "line.toml"
     file.write_text(uncommented())

@@ -493,7 +493,7 @@ main()
         str(bundle),
         "--port",
         "0",
-        "--memory",
+        "--state",
         str(tmp_path),
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

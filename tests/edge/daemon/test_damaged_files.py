@@ -158,7 +158,7 @@ images = 2
 path = "{folder / "line/images"}"
 """
         )
-        words = ("serve", "--config", settings, "--memory", folder / "line", "--port", "0")
+        words = ("serve", "--config", settings, "--state", folder / "line", "--port", "0")
         return subprocess.Popen(
             [sys.executable, "-m", "edge_node", *map(str, words)],
             stdout=subprocess.DEVNULL,

@@ -26,9 +26,11 @@ from edge.http.access import Access
 from edge.http.login import SESSION, Accounts, Logins
 from edge.http.request import json_response
 from edge.http.web_app import Route, WebApp, user_of
+from edge.registry import bundle_store
 from edge_node.cli.main import app
 from tests.support.federation_keys import FederationKeys
 from tests.support.paths import REPOSITORY
+from tests.support.plants import here
 
 MIA = {"name": "mia", "password": "correct horse"}
 
@@ -474,3 +476,17 @@ def test_the_command_reads_the_password_from_a_pipe_and_never_says_it(tmp_path: 
     assert list(Accounts(tmp_path / "state").read()) == ["mia"]
     assert runner.invoke(app, ["user", "mia", "--remove", *where]).exit_code == 0
     assert Accounts(tmp_path / "state").read() == {}
+
+
+def test_who_may_log_in_is_written_where_the_running_line_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    lines = [(tmp_path / "one", "line-1")]
+    monkeypatch.setattr(bundle_store, "running_lines", lambda: lines)
+    assert here("user", "mia", stdin="correct horse\n").returncode == 0
+    assert "mia" in Accounts(tmp_path / "one").read()
+    lines.append((tmp_path / "two", "line-2"))
+    several = here("user", "anna", stdin="correct horse\n")
+    assert several.returncode == 2
+    assert f"--state {tmp_path / 'two'}" in several.stderr

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 
 from edge.inference import image_decoding
-from edge.inference.image_decoding import ImageError, SlowImageError, decode_image, read_image
+from edge.inference.image_decoding import (
+    DepthWatch,
+    ImageError,
+    SlowImageError,
+    decode_image,
+    read_image,
+)
 from tests.support.counted_calls import count_calls
 from tests.support.hostile_images import SLOW, many_scans, strange, transparent_png
 
@@ -323,3 +329,29 @@ def test_a_decoder_that_crashes_costs_one_image():
         with pytest.raises(ImageError, match=r"part.*-9"):
             decoding.result()
     assert decode_image(encoded(plain((1, 2, 3)), "TIFF"), SIZE).shape == (SIZE, SIZE, 3)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@pytest.mark.parametrize(("bits", "is_told"), [(12, True), (14, True), (16, False)])
+def test_a_line_is_told_once_of_images_of_16_bits_that_use_fewer(
+    bits: int, is_told: bool, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However they are decoded: TIFF may go to a process of its own."""
+    deep = GRAY.astype(np.uint16) << (bits - 8)
+    deep[0, 0] = (1 << bits) - 1
+    data = encoded(Image.fromarray(deep), kind)
+    watch = DepthWatch()
+    for _ in range(30):
+        watch.look(read_image(data))
+    told = [each.getMessage() for each in caplog.records]
+    assert len(told) == int(is_told)
+    assert all(str(1 << (16 - bits)) in text for text in told)
+
+
+def test_a_few_dark_images_of_16_bits_among_others_are_no_matter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = DepthWatch()
+    for scale in (1, 1, 1, 256, 1, 1, 1, 1, 1, 1, 1, 1):
+        watch.look(read_image(encoded(Image.fromarray(GRAY.astype(np.uint16) * scale), "PNG")))
+    assert not caplog.records

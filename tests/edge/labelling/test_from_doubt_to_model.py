@@ -131,8 +131,8 @@ def test_what_people_label_makes_the_line_s_next_model_better_without_training(
     assert f"{labelled} image(s) are new" in told
     edge_node("export", plant / "refitted", "--out", plant / "refitted-bundles")
     added = edge_node(
-        "bundle", "add", plant / "refitted-bundles" / PLANT, "--memory", plant / "state"
+        "bundle", "add", plant / "refitted-bundles" / PLANT, "--state", plant / "state"
     )
-    edge_node("bundle", "activate", added.split()[0], "--memory", plant / "state")
+    edge_node("bundle", "activate", added.split()[0], "--state", plant / "state")
     assert line.client.get("/").json()["digest"].startswith(added.split()[0])
     assert inspect(line, apart) > before + 0.05

@@ -123,7 +123,9 @@ def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes(
     """A line of good parts: 16 tiles each, and one bad tile in one part of a hundred,
     which no other tile shows.
     """
-    manifest = SimpleNamespace(classes=("no_defect", "scratch"), input=SimpleNamespace(size=8))
+    manifest = SimpleNamespace(
+        classes=("no_defect", "scratch"), trained={}, input=SimpleNamespace(size=8)
+    )
     says_no_defect = SimpleNamespace(
         manifest=manifest, labels=lambda images: ["no_defect"] * len(images)
     )
@@ -151,6 +153,7 @@ def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes(
         f"on {SAMPLE - OF_A_CLASS} of the last {SAMPLE} images, on 0 of {OF_A_CLASS} that "
         "are scratch"
     ) in finding.text
+    assert f"{OF_A_CLASS} from scratch to no_defect" in finding.text
 
 
 def test_a_bundle_with_other_classes_is_refused_unless_somebody_insists(tmp_path):
@@ -158,11 +161,19 @@ def test_a_bundle_with_other_classes_is_refused_unless_somebody_insists(tmp_path
     with running(
         *stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate(agreement=0)
     ) as line:
-        assert (
-            refused(line, line.digests[1]) == "it has not the running model's classes: blue, rust"
-        )
+        assert "new rust; gone blue" in refused(line, line.digests[1])
         line.rollout.activate(line.digests[1], "me", force=True)
         assert line.judge(3)[2].label == "rust"
+
+
+def test_the_admission_of_a_bundle_tells_which_classes_it_was_taught_since(tmp_path):
+    bundles = [
+        tiny_bundle(tmp_path / str(number), round_=number, trained=trained).folder
+        for number, trained in ((1, {"red": 4}), (2, {"red": 4, "blue": 3}))
+    ]
+    with running(*stored(tmp_path / "store", *bundles), Gate()) as line:
+        findings = line.rollout.activate(line.digests[1], "me")
+        assert any("blue" in text and "red" not in text for text in findings)
 
 
 def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is_refused(

@@ -2,6 +2,7 @@
 and none is answered by two models.
 """
 
+import io
 import itertools
 import json
 import random
@@ -23,11 +24,12 @@ from edge.bundle.bundle_format import BundleError
 from edge.bundle.verification import Verifier
 from edge.inference.model_trial import ModelTrial
 from edge.inference.pipeline import NullConsumer, Pipeline
-from edge.registry import line_record
+from edge.registry import bundle_store, line_record
 from edge.registry.bundle_store import BundleStore, line_store
 from edge.registry.control_requests import Answer, Request, send_request
 from edge.registry.pre_rollout_checks import Gate
 from edge.registry.rollout import Rollout
+from edge_node.cli.line import choose
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.daemon_process import serving_daemon
 from tests.support.federation_keys import FederationKeys
@@ -127,7 +129,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
     )
 
     def bundle(*arguments: object) -> str:
-        done = here("bundle", *arguments, "--memory", tmp_path)
+        done = here("bundle", *arguments, "--state", tmp_path)
         return done.stdout if done.returncode == 0 else f"{done.returncode} {done.stderr}"
 
     def listed() -> dict[str, str]:
@@ -142,11 +144,11 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         assert line.classify(RED).json()["model"] == second
         assert "active, on probation" in bundle("list")
         third = bundle("add", other).split()[0]
-        assert "running model's classes" in bundle("activate", third)
+        assert "new rust; gone blue" in bundle("activate", third)
         assert "tiny@1 is served" in bundle("rollback")
         assert line.classify(RED).json()["model"] == first
         assert line.end()[0] == 0
-    assert "active bundle's classes" in bundle("activate", third)
+    assert "new rust; gone blue" in bundle("activate", third)
     assert "tiny@2 (" in bundle("activate", second)
     with serving_daemon(tmp_path) as line:
         assert line.classify(RED).json()["model"] == second
@@ -169,8 +171,8 @@ def test_a_restarted_line_goes_on_with_what_was_activated_and_a_new_bundle_is_se
     one, two, three = (tiny(tmp_path / str(number), number) for number in (1, 2, 3))
     with serving_daemon(tmp_path / "state", one) as line:
         first = line.classify(RED).json()["model"]
-        second = here("bundle", "add", two, "--memory", tmp_path / "state").stdout.split()[0]
-        assert here("bundle", "activate", second, "--memory", tmp_path / "state").returncode == 0
+        second = here("bundle", "add", two, "--state", tmp_path / "state").stdout.split()[0]
+        assert here("bundle", "activate", second, "--state", tmp_path / "state").returncode == 0
         assert line.end(signal.SIGKILL)[0] == -signal.SIGKILL
     with serving_daemon(tmp_path / "state", one) as line:
         assert line.classify(RED).json()["model"] == second
@@ -197,7 +199,7 @@ def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs
         assert here("bundle", "activate", second, "--line", "press-7").returncode == 0
         assert line.classify(RED).json()["model"] == second
         other = here("bundle", "activate", second, "--line", "press-8")
-        assert f"--line press-7 --memory {tmp_path / 'elsewhere'}" in other.stderr
+        assert f"--line press-7 --state {tmp_path / 'elsewhere'}" in other.stderr
         with serving_daemon(tmp_path / "third", tmp_path / "1", "--line", "press-7"):
             assert "2 lines called press-7" in here("bundle", "list", "--line", "press-7").stderr
 
@@ -406,3 +408,60 @@ def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_pa
         assert code == -signal.SIGKILL
     assert sum(seen.values()) > 2
     assert len(seen) == 2
+
+
+def test_with_several_lines_of_a_name_a_bundle_goes_nowhere_until_one_is_named(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    one, two = (tiny(tmp_path / str(number), number) for number in (1, 2))
+    mine = line_store(tmp_path / "home" / "edge-node", "press-9")
+    other = line_store(tmp_path / "elsewhere", "press-9")
+    here("bundle", "add", one, "--line", "press-9", "--state", tmp_path / "home" / "edge-node")
+    with serving_daemon(tmp_path / "elsewhere", one, "--line", "press-9"):
+        refused = here("bundle", "add", two, "--line", "press-9")
+        assert refused.returncode == 2
+        assert str(tmp_path / "elsewhere") in refused.stderr
+        assert len(mine.digests()) == len(other.digests()) == 1
+        named = "--line", "press-9", "--state", tmp_path / "elsewhere"
+        assert here("bundle", "add", two, *named).returncode == 0
+        assert (len(mine.digests()), len(other.digests())) == (1, 2)
+    added = here("bundle", "add", two, "--line", "press-9")
+    assert str(mine.folder) in added.stdout
+    assert len(mine.digests()) == 2
+
+
+def test_a_line_that_happens_to_run_is_not_taken_for_the_one_in_the_default_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    elsewhere = tmp_path / "elsewhere"
+    for state in (tmp_path / "home" / "edge-node", elsewhere):
+        here("bundle", "add", tiny(tmp_path / "1"), "--state", state)
+    monkeypatch.setattr(bundle_store, "running_lines", lambda: [(elsewhere, "line-1")])
+    refused = here("bundle", "rollback")
+    assert refused.returncode == 2
+    assert f"--state {elsewhere}" in refused.stderr
+    assert here("bundle", "list", "--state", elsewhere).returncode == 0
+
+
+def test_the_folder_of_a_line_is_still_found_by_its_earlier_name(tmp_path):
+    store = line_store(tmp_path / "state", "line-1")
+    here("bundle", "add", tiny(tmp_path / "1"), "--memory", tmp_path / "state")
+    assert len(store.digests()) == 1
+
+
+class Typed(io.StringIO):
+    """What somebody types at a terminal, or sees there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_it_is_asked_which_line_is_meant(monkeypatch):
+    shown = Typed()
+    monkeypatch.setattr(sys, "stdin", Typed("3\n2\n"))
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert choose("lines", ["press", "oven"], str) == "oven"
+    assert "press" in shown.getvalue()
+    assert choose("lines", ["press"], str) == "press"

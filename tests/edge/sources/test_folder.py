@@ -75,6 +75,22 @@ def test_a_file_is_brought_once_however_often_the_folder_is_swept(watched, monke
     assert asyncio.run(brought(watched, 1, add, 1)) == ["a.png", "b.png"]
 
 
+def test_images_of_kinds_that_cannot_be_read_are_told_once(watched, monkeypatch, caplog):
+    monkeypatch.setattr(folder_source, "SWEEP", 0.0)
+    for name in ("a.heic", "b.HEIC", "c.gif", "d.txt", "e.png.part"):
+        (watched / name).write_bytes(RED)
+
+    def add() -> None:
+        (watched / "f.heic").write_bytes(RED)
+        (watched / "g.png").write_bytes(RED)
+
+    assert asyncio.run(brought(watched, add, 1)) == ["g.png"]
+    told = [each.getMessage() for each in caplog.records if "ignored" in each.getMessage()]
+    assert len(told) == 2
+    assert ".heic" in "".join(told)
+    assert ".gif" in "".join(told)
+
+
 def test_annotated_pictures_are_told_and_left_where_they_are(watched, caplog):
     drawn = io.BytesIO()
     Image.new("RGB", (16, 16)).save(drawn, "JPEG", exif=annotated_tags())

@@ -99,7 +99,7 @@ class Site:
             self.bundles[name],
             "--kit",
             self.broker.folder / "kits" / f"{name}.kit",
-            "--memory",
+            "--state",
             self.folder / "memory",
             *special,
             log=log,

@@ -178,10 +178,10 @@ def test_each_option_has_the_variable_that_its_name_says_and_none_that_of_a_secr
             option = (
                 each.name if each.param_type_name == "argument" else each.opts[0].removeprefix("--")
             )
-            assert each.envvar == f"EDGE_NODE_{words}_{option}".upper().translate(
+            assert each.envvar[0] == f"EDGE_NODE_{words}_{option}".upper().translate(
                 str.maketrans("- ", "__")
             )
-            found[each.envvar] += 1
+            found.update(each.envvar)
     assert [name for name, count in found.items() if count > 1] == []
     assert not {
         secret_environment.PASSWORD,

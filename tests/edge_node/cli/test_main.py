@@ -19,6 +19,7 @@ from rich.text import Text
 from broker_config.protocol.errors import BrokerError, UsageError, explain
 from broker_config.protocol.messages import Spec
 from edge_node.cli.main import app, command_tree
+from edge_node.cli.node import trust_file
 from edge_node.cli.shared_options import RequestOptions, check_model_is_free
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
@@ -572,7 +573,7 @@ NOWHERE = "mqtt://127.0.0.1:1"
             "none.csv",
             "--state",
         ),
-        ("serve", "--port", "0", "--memory"),
+        ("serve", "--port", "0", "--state"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )
@@ -710,3 +711,88 @@ def test_a_broker_for_all_says_how_others_reach_it(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(60) == 0
     assert "mqtt://0.0.0.0" not in log.read_text().splitlines()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_cannot_stop_by_itself_is_ended_after_a_moment(
+    number: signal.Signals,
+) -> None:
+    """As where a thread is in the midst of fitting a classifier."""
+    stubborn = (
+        "import time\n"
+        "from edge_node.cli.shared_options import stop_on_signals\n"
+        "stop_on_signals('farewell')\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    time.sleep(0.01)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", stubborn], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert "farewell" in process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+    finally:
+        process.kill()
+
+
+def test_a_coordinator_that_makes_its_first_broadcast_is_ended_by_a_signal(tmp_path: Path) -> None:
+    drafting = (
+        "import signal, sys\n"
+        "from trainer.federation.server.choosing_runs import Federation\n"
+        "def draft(*_):\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    print('went on', flush=True)\n"
+        "    sys.exit(3)\n"
+        "Federation.draft = draft\n"
+        "from edge_node.cli.main import main\n"
+        "main()\n"
+    )
+    options = ["coordinate", "mqtt://127.0.0.1:1", "--nodes", "1", "--classes", "a,b"]
+    ended = subprocess.run(
+        [sys.executable, "-c", drafting, *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (130, "")
+
+
+def test_what_an_export_names_for_serving_is_a_trust_file_that_is_there(tmp_path: Path) -> None:
+    for made in ("plant-a-kit/plant-a.trust", "steel/trust/plant-b.trust", "steel/kits/x"):
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).touch()
+    own = trust_file(tmp_path / "plant-a-kit" / "plant-a.kit", "plant-a")
+    provisioned = trust_file(tmp_path / "steel" / "kits" / "plant-b.kit", "plant-b")
+    assert own == tmp_path / "plant-a-kit" / "plant-a.trust"
+    assert provisioned == tmp_path / "steel" / "trust" / "plant-b.trust"
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [
+        ("edge-node simul", "simulate"),
+        ("edge-node bundle acti", "activate"),
+        ("edge-node vf", "vfl"),
+    ],
+)
+def test_bash_completes_what_is_typed(typed: str, proposed: str) -> None:
+    words = typed.split()
+    completing = {
+        "_EDGE_NODE_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    program = "import sys; sys.argv[0] = 'edge-node'; from edge_node.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **completing},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [proposed]

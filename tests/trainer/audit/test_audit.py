@@ -2,15 +2,20 @@
 and why it could not have others.
 """
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from broker_config.protocol.errors import UsageError
 from tests.support.audited_plant import drafted, striped
 from trainer import progress
+from trainer.audit import model_attacks
 from trainer.audit.audit import Audit, audit
 from trainer.audit.parts import split
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.models.network import Network
+from trainer.progress import Stopped
 
 
 def images(count: int = 8) -> Images:
@@ -119,3 +124,55 @@ def test_of_what_a_node_has_trained_with_all_is_sent_and_the_rest_is_held_out() 
     assert parted(striped([3, 3, 0], 1)) == [8, 3, 3]
     assert parted(striped([1, 0, 0], 1)) == [8, 1, 0]
     assert parted(None) == [8, 0, 0]
+
+
+def test_the_search_for_images_is_bounded_by_work_unless_it_is_to_be_thorough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And by no clock: the same images are told the same again."""
+    steps: list[int] = []
+    search = model_attacks.search
+
+    def counted(*arguments: Any, count: int, **more: Any) -> Any:
+        steps.append(count)
+        return search(*arguments, count=count, **more)
+
+    monkeypatch.setattr(model_attacks, "search", counted)
+    monkeypatch.setattr(model_attacks, "STEPS", 12)
+    monkeypatch.setattr(model_attacks, "WORK", 7 * 32**2)
+    spec, _ = drafted("fedavg", nodes=5)
+    bounded = audit(spec, images(), progress.ignore, only_actual=True)
+    assert audit(spec, images(), progress.ignore, only_actual=True).audit == bounded.audit
+    thorough = audit(spec, images(), progress.ignore, only_actual=True, is_thorough=True)
+    assert steps == [7, 7, 12]
+    assert any("7 of 12" in note for note in bounded.audit.actual.notes)
+    assert not any("of 12" in note for note in thorough.audit.actual.notes)
+
+
+def test_the_features_of_an_image_are_computed_once_for_all_modes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bytes] = []
+    encode = Network.encode
+
+    def counted(network: Network, tensors: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(inputs.numpy().tobytes())
+        return encode(network, tensors, inputs, *rest, **more)
+
+    monkeypatch.setattr(Network, "encode", counted)
+    audited("gaussian")
+    views = [each for each in seen if seen.count(each) > 1]
+    assert not views
+
+
+def test_an_audit_that_is_stopped_begins_no_further_step() -> None:
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked >= 40
+
+    with pytest.raises(Stopped):
+        audit(drafted("fedavg", nodes=5)[0], images(), progress.ignore, stop=stop)
+    assert asked == 40

@@ -2,6 +2,7 @@
 a rule that says nonsense is refused.
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 from broker_config.protocol.errors import UsageError
 from tests.support import plants
 from trainer.data.folder_scan import Entry, scan_folder
-from trainer.data.image_groups import group_entries, read_keys, unite
+from trainer.data.image_groups import group_entries, propose_groups, read_keys, unite
 
 POSITIONS = st.integers(0, 9)
 
@@ -152,3 +153,77 @@ def test_pixels_likeness_and_keys_each_make_groups_and_unreadable_files_have_non
     assert number["0-1.png"] == number["0-2.png"]
     assert number["broken.png"] is None
     assert len(set(groups.values())) == len(groups) - 3
+
+
+# Proposals
+
+
+def files(folder: Path, *names: str) -> list[Entry]:
+    """Files that were all written at once."""
+    found = entries(*names)
+    for entry in found:
+        (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / entry.path).touch()
+        os.utime(folder / entry.path, (1000.0, 1000.0))
+    return [entry._replace(path=folder / entry.path) for entry in found]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["part-{part:02}_{view}.png", "2024-06-01_10{part:02}05_{view}.jpg", "{part:04}{view}.png"],
+)
+def test_names_that_begin_with_a_part_propose_a_pattern_that_groups_them(
+    name: str, tmp_path: Path
+) -> None:
+    names = [
+        f"{kind}/{name.format(part=part + shift, view=view)}"
+        for kind, shift in (("dent", 0), ("rust", 50))
+        for part in range(8)
+        for view in "abc"
+    ]
+    found = files(tmp_path, *names)
+    proposal = propose_groups(found)
+    assert proposal is not None
+    assert proposal.groups == 16
+    keys = read_keys(proposal.pattern, found)
+    assert keys == proposal.keys
+    assert [keys[found[0].path], keys[found[1].path]] == [keys[found[2].path]] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["{kind}_{number}.png", "IMG_2024_{number:04}.png", "{number}.png"]
+)
+def test_names_of_single_images_propose_nothing(name: str, tmp_path: Path) -> None:
+    names = [
+        f"{kind}/{name.format(kind=kind, number=number)}"
+        for kind in ("dent", "rust")
+        for number in range(30)
+    ]
+    assert propose_groups(files(tmp_path, *names)) is None
+
+
+def test_times_that_come_in_bursts_propose_a_table_that_groups_them(tmp_path: Path) -> None:
+    found = files(tmp_path, *(f"{kind}/{n}.png" for kind in ("dent", "rust") for n in range(24)))
+    for number, entry in enumerate(found):
+        part, view = divmod(number, 3)
+        os.utime(entry.path, (1000.0, 1000.0 + 90 * part + view))
+    proposal = propose_groups(found)
+    assert proposal is not None
+    assert not proposal.pattern
+    assert proposal.groups == 16
+    proposal.write(tmp_path / "groups.csv")
+    keys = read_keys(str(tmp_path / "groups.csv"), found)
+    assert keys == proposal.keys
+    assert keys[found[0].path] == keys[found[2].path] != keys[found[3].path]
+
+
+def test_look_alikes_a_few_numbers_apart_propose_what_lies_between_them(tmp_path: Path) -> None:
+    found = files(tmp_path, *(f"{kind}/{n}.png" for kind in ("dent", "rust") for n in range(40)))
+    alike = [(found[n].path, found[n + 3].path) for n in (0, 10, 20, 40, 50)]
+    proposal = propose_groups(found, alike)
+    assert proposal is not None
+    assert proposal.groups == 5
+    assert len({proposal.keys[found[number].path] for number in (10, 11, 12, 13)}) == 1
+    assert found[14].path not in proposal.keys
+    far = [(found[n].path, found[n + 19].path) for n in range(5)]
+    assert propose_groups(found, far) is None

@@ -24,6 +24,7 @@ from edge.bundle.bundle_format import read_bundle
 from edge.bundle.model_card import model_card
 from tests.support.changed_specs import changed
 from tests.support.plants import CLASSES, draw, drawn_weights, here, load_images, start, wait_for
+from tests.support.waiting import heard
 from trainer import progress
 from trainer.data.class_folders import Images
 from trainer.data.partition import Scheme
@@ -210,9 +211,9 @@ def test_a_process_that_was_killed_before_it_had_contributed_makes_the_same_byte
             ),
             counted=False,
         )
-        made = inbox.get(timeout=60)
+        made = heard(inbox)
         assert isinstance(made, Contributed), made
-        assert isinstance(inbox.get(timeout=60), Refined)
+        assert isinstance(heard(inbox), Refined)
         worker.close()
         assert made.progress.blob
         return made.progress.blob.digest

@@ -67,6 +67,14 @@ def test_it_fits_a_narrow_terminal_with_every_column() -> None:
     ]
 
 
+def test_nodes_of_whose_images_no_groups_are_known_are_named() -> None:
+    said = printed(node("plant-1"), node("plant-2", is_grouped=False))
+    (line,) = [line for line in said.splitlines() if "--group" in line]
+    assert "plant-2" in line
+    assert "plant-1" not in line
+    assert "--group" not in printed(node("plant-1"))
+
+
 def test_a_column_that_no_node_has_a_value_for_is_left_out() -> None:
     said = printed(node("plant-1", comparison=None))
     assert "all classes" in said

@@ -15,6 +15,7 @@ from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
+from trainer.progress import Stopped, ignore, watched
 from trainer.training import frozen_heads
 from trainer.training.frozen_heads import LeftOut
 from trainer.training.personal_model import PersonalModel
@@ -190,3 +191,19 @@ def test_verdicts_are_of_what_is_deployed_and_as_sure_as_a_line_shows_them() -> 
     _, probabilities, _ = confidence.held_out.arrays(len(CLASSES))
     told = [each.confidence for each in model.predictions]
     np.testing.assert_allclose(told, probabilities.max(1), atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["gaussian", "fedavg"])
+def test_after_a_stop_no_further_batch_begins(method: str) -> None:
+    """Neither of images that are looked at, nor of folds that are trained."""
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked >= 30
+
+    nodes = {PLANT: Images(images(1), None)}
+    with pytest.raises(Stopped), watched(ignore, stop):
+        simulate(*drafted(1, method, rounds=int(method != "gaussian")), nodes, compare=True)
+    assert asked == 30

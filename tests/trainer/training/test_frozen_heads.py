@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.progress import Stopped, ignore, watched
 from trainer.statistics import logistic_head
 from trainer.statistics.logistic_head import STRENGTHS, Linear
 from trainer.training import frozen_heads
@@ -283,3 +284,16 @@ def test_a_mixture_of_one_head_alone_says_among_own_classes_what_that_one_says(
     said = {"together": together, "alone": alone}.get(name)
     if said is not None:
         assert np.array_equal(taken, said[:, OWN].argmax(1))
+
+
+def test_after_a_stop_no_further_fold_is_left_out() -> None:
+    features = drawn(LABELS, 0)
+    fitted: list[np.ndarray] = []
+
+    def fit_together(kept: np.ndarray) -> Together:
+        fitted.append(kept)
+        return Together(consensus(features[kept], LABELS[kept], np.zeros((CLASSES, WIDTH))))
+
+    with pytest.raises(Stopped), watched(ignore, lambda: len(fitted) == 2):
+        frozen_heads.leave_out(features, LABELS, FOLDS, ELSEWHERE, fit_together)
+    assert len(fitted) == 2

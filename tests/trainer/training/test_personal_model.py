@@ -5,6 +5,7 @@ or refused with what to do.
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -104,3 +105,19 @@ def test_a_damaged_model_is_refused(folder: Path, damage: str) -> None:
         personal_model.load(folder)
     assert str(folder) in caught.value.what
     assert "copy the folder again" in caught.value.remedy
+
+
+def test_what_a_plant_is_told_says_whether_groups_of_its_images_are_known() -> None:
+    figures = {
+        "accuracy": 0.9,
+        "accuracy_low": 0.8,
+        "accuracy_high": 1.0,
+        "accuracy_all": 0.9,
+        "images": 20.0,
+        "groups": 20.0,
+        "cross_validated": 1.0,
+    }
+    alone = msgspec.structs.replace(FACTS, metrics=figures)
+    grouped = msgspec.structs.replace(FACTS, metrics={**figures, "groups": 12.0})
+    assert any("--group" in line for line in personal_model.format_outcome(alone))
+    assert not any("--group" in line for line in personal_model.format_outcome(grouped))

@@ -261,6 +261,7 @@ def test_a_model_made_anew_can_be_made_anew_again(
     personal_model.save(refit(source, plants[PLANT]).model, tmp_path / "again")
     add_a_class(plants[PLANT])
     again = refit(tmp_path / "again", plants[PLANT]).model
+    assert again.metadata.refits == 2
     assert equal(to_arrays(again.tensors), to_arrays(federated(plants).tensors))
 
 

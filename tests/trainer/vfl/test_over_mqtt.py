@@ -54,6 +54,7 @@ from tests.support.vfl_runs import (
     vfl_spec,
     written,
 )
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.vfl.client.join import join
 from trainer.vfl.client.sensor_trainer import SensorTrainer
@@ -64,6 +65,7 @@ from trainer.vfl.server.head_model import HeadModel
 from trainer.vfl.server.head_state import Timing
 from trainer.vfl.server.journal import Journal, history
 from trainer.vfl.server.labels import Labels
+from trainer.vfl.server.spec import new_run_id
 from trainer.vfl.server.startup import coordinate
 
 
@@ -397,6 +399,41 @@ def test_a_sensor_that_joins_a_federation_that_is_over_serves_its_model_and_wait
     press = source(tmp_path / "data", "press")
     SensorTrainer(spec, "press", press, tmp_path / "press", print, bundles).deploy(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
+
+
+def test_sensors_that_are_started_again_after_a_run_take_part_in_the_next_one(
+    broker: str, tmp_path: Path
+) -> None:
+    """Also where the next head comes after they have found what is retained of the last run."""
+    spec = vfl_spec()
+    draw(tmp_path / "data", 100, 9)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=3)
+    told: dict[str, list[progress.AnyEvent]] = {name: [] for name in spec.sensors}
+    stopping = threading.Event()
+
+    def run(name: str) -> tuple[int, bool]:
+        return join(
+            Endpoint.parse(broker),
+            name,
+            source(tmp_path / "data", name),
+            tmp_path / name,
+            federation=spec.federation,
+            wait=60,
+            report=told[name].append,
+            stop=stopping.is_set,
+        )
+
+    away = progress.Note(text="the head is not connected; waiting for it")
+    following = msgspec.structs.replace(spec, run=new_run_id())
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(run, name) for name in spec.sensors]
+        try:
+            wait_until(lambda: all(away in events for events in told.values()))
+            with Threads(following, broker, tmp_path / "data", tmp_path, 4, new=True) as head:
+                head.start("head")
+                assert [job.result(120) for job in jobs] == [(4, True), (4, True)]
+        finally:
+            stopping.set()
 
 
 def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(

@@ -1,5 +1,6 @@
 """Output of the image checks: a table with findings, JSON, and a contact sheet."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ class Summary(msgspec.Struct, frozen=True):
     classes: list[ClassSummary]
     findings: tuple[Finding, ...]
     groups: list[list[str]] = []  # files that train or are held out together
+    proposed_pattern: str = ""  # for --group, if the names of files suggest groups
+    proposed_groups: dict[str, str] = {}  # the group of a file, if names or times suggest one
     picture: str | None = None
     learning_curve: LearningCurve | None = None
 
@@ -57,7 +60,19 @@ def summarise(
         groups.append([show_name(path) for path in group])
     picture_or_none = show_name(picture) if picture else None
     findings = tuple(map(_shown, report.findings))
-    return Summary(report.can_join, classes, findings, groups, picture_or_none, curve)
+    proposal = report.proposal
+    keys = proposal.keys if proposal else {}
+    pattern = proposal.pattern if proposal else ""
+    return Summary(
+        report.can_join,
+        classes,
+        findings,
+        groups,
+        pattern,
+        {show_name(path): key for path, key in keys.items()},
+        picture_or_none,
+        curve,
+    )
 
 
 def _shown(finding: Finding) -> Finding:
@@ -99,6 +114,30 @@ def print_table(report: ImageReport, console: Console) -> None:
         console.print(text, soft_wrap=True)
     can_join = "" if summary.can_join else "; mend the errors before this plant joins"
     console.print(format_counts(report.findings) + can_join)
+
+
+def print_groups(report: ImageReport, table: Path, console: Console) -> None:
+    """Print the groups that the files suggest, and how they are passed on; or that none are known.
+
+    Where no pattern of names says them, they are written to `table`.
+    """
+    proposal = report.proposal
+    if proposal is None:
+        if not report.groups:
+            told = (
+                "no groups of images are known, and neither names nor times of the files suggest "
+                "any; if several images show one part, say which with --group"
+            )
+            console.print(Text(told), soft_wrap=True)
+        return
+    if not proposal.pattern:
+        proposal.write(table)
+    given = shlex.quote(proposal.pattern or str(table))
+    told = (
+        f"the {proposal.why} of {len(proposal.keys)} files suggest {proposal.groups} groups of "
+        f"images; if each shows one part, pass --group {given} to check and join"
+    )
+    console.print(Text(told), soft_wrap=True)
 
 
 def print_curve(curve: LearningCurve, console: Console) -> None:

@@ -16,7 +16,7 @@ from trainer.data.checks.image_facts import ImageFacts, measure_image
 from trainer.data.class_folders import Catalogue, HoldOut, Images, LabelledImages
 from trainer.data.class_names import check_class_folders, check_own_aliases
 from trainer.data.folder_scan import Entry, decode_entries, scan_folder
-from trainer.data.image_groups import group_images, read_keys
+from trainer.data.image_groups import Proposal, group_images, propose_groups, read_keys
 
 HELD_OUT_SHARE = 0.2  # share of a plant's images that is held out when it brings no test folder
 
@@ -27,6 +27,7 @@ class ImageReport(NamedTuple):
     facts: tuple[ImageFacts, ...]
     findings: tuple[Finding, ...]  # the worst first
     groups: tuple[tuple[Path, ...], ...] = ()  # of several images that belong on one side
+    proposal: Proposal | None = None  # of groups, where none were given
 
     @property
     def can_join(self) -> bool:
@@ -87,7 +88,9 @@ def check_folders(
     for positions in groups.members:
         members_list.append(tuple(facts[position].path for position in positions))
     members = tuple(members_list)
-    return ImageReport(tuple(facts), tuple(_sort(findings)), members)
+    alike = [(facts[pair.one].path, facts[pair.other].path) for pair in groups.pairs]
+    proposal = None if group else propose_groups(entries, alike)
+    return ImageReport(tuple(facts), tuple(_sort(findings)), members, proposal)
 
 
 def _check_names(names: Iterable[str], classes: Sequence[str]) -> Iterator[Finding]:

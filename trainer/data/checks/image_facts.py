@@ -28,6 +28,7 @@ class ImageFacts(NamedTuple):
     contrast: float  # standard deviation of gray values
     pixels: bytes  # digest: the same for the same pixels, however they are stored
     thumbnail: np.ndarray  # uint8 [SIDE, SIDE], gray: what likeness is measured on
+    bits: int = 0  # that the brightest pixel of an image of 16 bits takes; 0 for other images
 
     @property
     def size(self) -> str:
@@ -55,4 +56,5 @@ def measure_image(entry: Entry, photo: Photo, *, held_out: bool = False) -> Imag
         float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum())),
         pixels,
         make_thumbnail(gray),
+        photo.bits,
     )

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from trainer.progress.long_work import steps
+
 SIDE = 64  # pixels a side of a thumbnail
 MAX_COMPARED = 10_000  # images; the comparison is quadratic
 
@@ -239,7 +241,7 @@ def _propose(pictures: np.ndarray) -> Iterator[_Proposal]:
                 for view in _zoom_beside(pictures[first_of_block : first_of_block + _BLOCK])
             ]
         )
-    for first, start in enumerate(starts):
+    for first, start in enumerate(steps("looking for look-alikes", starts)):
         variants = []
         for view in _zoom_beside(pictures[start : start + _BLOCK]):
             turned = [

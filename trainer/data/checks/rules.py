@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from broker_config.protocol.names import is_class_name, show_name
-from edge.inference.image_decoding import SUFFIXES
+from edge.inference.image_decoding import SUFFIXES, unused_factor
 from trainer.data.checks.findings import Finding, Severity, format_items, format_lines, format_paths
 from trainer.data.checks.image_facts import ImageFacts
 from trainer.data.folder_scan import Entry, FolderScan, is_held_out
@@ -86,6 +86,7 @@ def check_layout(found: FolderScan) -> Findings:
     yield from _check_names(found)
     if found.groups or found.unreadable:
         yield from _check_ignored(found)
+        yield from _check_empty_folders(found)
     else:
         yield _no_images(found)
 
@@ -193,6 +194,19 @@ def _check_ignored(found: FolderScan) -> Findings:
             yield Finding(severity, kind, text, remedy, format_paths(paths))
 
 
+def _check_empty_folders(found: FolderScan) -> Findings:
+    """Folders of classes without an image."""
+    if found.empty:
+        yield Finding(
+            "warning",
+            "no images",
+            f"{len(found.empty)} folder(s) have no image: "
+            f"{format_items([path.name for path in found.empty])}",
+            "put images of the class into it, or remove it",
+            format_paths(found.empty),
+        )
+
+
 def _two_classes(groups: Sequence[Sequence[Path]]) -> Finding:
     return Finding(
         "error",
@@ -221,6 +235,7 @@ def check_images(facts: Facts, size: int, groups: Groups, least: int = MIN_TO_TR
     yield from _check_classes(facts)
     yield from _check_duplicates(facts)
     yield from _check_sizes(facts, size)
+    yield from _check_depth(facts)
     yield from _check_brightness(facts)
     yield from _check_leaks(facts)
     yield from _check_look_alikes(facts, groups)
@@ -489,6 +504,23 @@ def _check_sizes(facts: Facts, size: int) -> Findings:
             "squashed",
             f"images of {sizes_text} are squashed into a square",
             "nothing, if the line's images have the same proportions",
+        )
+
+
+def _check_depth(facts: Facts) -> Findings:
+    """Images of 16 bits that leave the upper ones unused, as cameras of 12 or 14 bits save them."""
+    deep = [each for each in facts if each.bits]
+    bits = max((each.bits for each in deep), default=0)
+    factor = unused_factor(bits)
+    if factor > 1:
+        yield Finding(
+            "warning",
+            "bits",
+            f"{len(deep)} image(s) of 16 bits use {bits} of them, and are read {factor} times too "
+            "dark",
+            f"multiply their values by {factor}, here and on the line: let the camera save them "
+            f"so, or run mogrify -evaluate multiply {factor} FILE",
+            format_paths(each.path for each in deep),
         )
 
 

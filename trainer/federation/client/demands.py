@@ -12,6 +12,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from trainer.audit.exposure import MEANINGS, Share, What
 from trainer.data.class_folders import LabelledImages
+from trainer.federation import masking
 from trainer.methods.base import Method
 from trainer.training.privacy_plan import planned_epsilon
 
@@ -65,8 +66,8 @@ def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Deman
             f"what this plant contributes to federation {spec.federation!r} can be read by "
             f"itself, or in a sum of fewer than the {masks.masked} that it demands (it is "
             f"{spec.mask_threshold})",
-            "ask its coordinator for a run with --secure-aggregation and more nodes, or demand "
-            "less here (--demand)",
+            "ask its coordinator for a run with --secure-aggregation of "
+            f"{masking.least_nodes(masks.masked)} nodes or more, or demand less here (--demand)",
         )
     exposure = check_exposure_demands(rest)
     rest = {name: value for name, value in rest.items() if name not in exposure}

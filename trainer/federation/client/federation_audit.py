@@ -36,7 +36,7 @@ from trainer.federation.client.plant_images import PlantImages, digest_images, s
 from trainer.federation.update_codec import decode_contribution, is_coded
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays, select
-from trainer.training.engine import Stopped
+from trainer.progress.long_work import Stopped, watched
 from trainer.training.participant import Contributed, Participant
 
 _SEED = 0  # of parts and attacks, so that two audits of the same images agree
@@ -49,6 +49,7 @@ def audit_federation(
     federation: str | None,
     report: progress.Report,
     *,
+    is_thorough: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Audited | None:
     """Attack what the federation on a broker would make this plant send.
@@ -60,6 +61,7 @@ def audit_federation(
         found: the plant's images.
         federation: its name; None takes the only one on the broker.
         report: shows progress.
+        is_thorough: as `audit` takes it.
         stop: asked often.
 
     Raises:
@@ -77,7 +79,7 @@ def audit_federation(
         return None
     images = found.load(federated.spec, nowhere, notify, hold_out="nothing")
     try:
-        return audit(federated.spec, images, report, _SEED, stop=stop)
+        return audit(federated.spec, images, report, _SEED, is_thorough=is_thorough, stop=stop)
     except Stopped:
         return None
 
@@ -87,6 +89,7 @@ def audit_sent(
     found: PlantImages,
     report: progress.Report,
     *,
+    is_thorough: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Audited | None:
     """Attack what a node has sent last, which its state folder still holds; None if stopped.
@@ -95,6 +98,7 @@ def audit_sent(
         state: that folder.
         found: the node's images, taken as it took them when it joined.
         report: shows progress.
+        is_thorough: as `audit` takes it.
         stop: asked often.
 
     Raises:
@@ -129,7 +133,8 @@ def audit_sent(
     seen = observe_round(plant, sent, broadcast, reached.round, _SEED, lambda: None)
     parts = split(images, _SEED, as_trained=True)
     try:
-        results = attack([seen], parts, _SEED, report, stop)
+        with watched(report, stop):
+            results = attack([seen], parts, _SEED, report, stop, is_thorough=is_thorough)
     except Stopped:
         return None
     mode = describe_mode(spec, results, is_actual=True)
@@ -224,7 +229,10 @@ def check_exposure(
     if not most or not audited_rounds(spec):
         return  # it allows everything, or nothing leaves it
     report(progress.Step(what="auditing the federation with this plant's images, as it demands"))
-    found = audit(spec, images, report, only_actual=True, stop=stop, first=first).audit.actual
+    audited = audit(
+        spec, images, report, only_actual=True, is_thorough=True, stop=stop, first=first
+    )
+    found = audited.audit.actual
     for what, share in most.items():
         worst = found.worst(what)
         if worst is None:

@@ -229,7 +229,7 @@ def _meets(
         check_exposure,
         digest_first,
     )
-    from trainer.training.engine import Stopped  # noqa: PLC0415
+    from trainer.progress.long_work import Stopped  # noqa: PLC0415
 
     demanded = msgspec.json.encode(sorted(wanted.exposure.items()))
     taken = (digest_images(images.train), digest_groups(images.train))

@@ -18,7 +18,7 @@ from trainer.data.checks.image_checks import format_brief, image_options, load_c
 from trainer.data.class_folders import HoldOut, Images, LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import FolderScan, scan_folder
-from trainer.data.image_groups import read_keys
+from trainer.data.image_groups import UNGROUPED, read_keys
 from trainer.federation.client.class_aliases import assign_classes
 from trainer.methods.base import Method
 
@@ -121,4 +121,6 @@ class PlantImages(NamedTuple):
             findings, self.folder, image_options(self.test, self.group, self.aliases)
         ):
             notify(line)
+        if not self.keys and len(images.whole.train.sets) == len(images.whole.train.labels):
+            notify(UNGROUPED)
         return images

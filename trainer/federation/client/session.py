@@ -257,6 +257,8 @@ class _Node:
                 self._advance(arrived)
             case Fetched() | FetchFailed() | Damaged():
                 self._advance(arrived)
+            case events.Step():
+                self._report(arrived)
 
     def _receive(self, delivery: Delivery) -> None:
         if not delivery.payload:

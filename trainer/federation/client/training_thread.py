@@ -39,12 +39,14 @@ from trainer.federation.update_codec import encode_contribution
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays, select
 from trainer.progress.events import ModelReady
+from trainer.progress.long_work import Stopped, watched
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
-from trainer.training.conclusion import conclude, conclude_first
-from trainer.training.engine import DivergedError, Stopped
+from trainer.training.conclusion import conclude, conclude_first, conclude_unjudged
+from trainer.training.engine import DivergedError
 from trainer.training.first_sums import take_first
 from trainer.training.participant import Participant, State
+from trainer.training.personal_model import ModelMetadata, PersonalModel
 from trainer.training.preview import preview
 
 _AFTER_SUMS = 2  # the round that starts from the totals of the first one
@@ -58,7 +60,7 @@ class Worker:
         name: of the node.
         images: the plant's.
         folder: the node's state folder.
-        inbox: receives Contributed, Refined, Deployed or Failed.
+        inbox: receives Contributed, Refined, Deployed or Failed, and how far long work is.
         previews: whether the node wants to know what joining would give, and no model.
         most_epsilon: that a private federation may spend of its images, with all that was spent
             before.
@@ -160,7 +162,8 @@ class Worker:
         def run() -> None:
             self.alone.pause()
             try:
-                job(manifest)
+                with watched(self._inbox.put, self._stopping.is_set):
+                    job(manifest)
             except Stopped:
                 pass
             except BaseException as error:
@@ -198,9 +201,7 @@ class Worker:
         if self._is_intact(past.broadcast):
             self._check_encoder(self._read(past.broadcast), first)
         checkpoint.save_first(self.folder, self._spec.run, first)
-        model = conclude_first(self._participant, first)
-        metadata = msgspec.structs.replace(model.metadata, broadcast=manifest)
-        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
+        metadata = self._save_model(conclude_first(self._participant, first), manifest)
         metrics = metadata.metrics
         ready = ModelReady(
             node=self._name,
@@ -315,23 +316,22 @@ class Worker:
             # of now, for itself.
             last = self._participant.without_own(state, last, counted=True)
             counted = False
-        model = conclude(
-            self._participant,
-            state,
-            progress.round,
-            broadcast,
-            last,
-            progress.history,
-            alone,
-            counted=counted,
-            first=checkpoint.load_first(self.folder, self._spec.run),
-        )
+        made = (self._participant, state, progress.round, broadcast, last, progress.history)
         origin = msgspec.structs.replace(source, record=final.record)  # which holds all rounds
-        metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
-        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
+        if not (self.folder / "model").exists():
+            self._save_model(conclude_unjudged(*made, counted=counted), origin)
+        first = checkpoint.load_first(self.folder, self._spec.run)
+        model = conclude(*made, alone, counted=counted, first=first)
+        metadata = self._save_model(model, origin)
         notices = [notice] if notice else []
         lines = [*notices, *personal_model.format_outcome(metadata)]
         self._inbox.put(Deployed(self.folder / "model", lines, {}))
+
+    def _save_model(self, model: PersonalModel, origin: Manifest) -> ModelMetadata:
+        """Write the personal model, made from the broadcast `origin`; return its metadata."""
+        metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
+        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
+        return metadata
 
     def _preview(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)

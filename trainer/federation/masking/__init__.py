@@ -89,3 +89,8 @@ def least_threshold(nodes: int) -> int:
     answers two: so there is one, unless a third of the nodes or more side with the coordinator.
     """
     return -(-2 * nodes // 3)
+
+
+def least_nodes(summed: int) -> int:
+    """Return how many nodes a federation needs, so that only sums of `summed` or more are read."""
+    return max(LEAST_NODES, 3 * (summed - 1) // 2 + 1)

@@ -41,6 +41,7 @@ from trainer.vfl.client.session_state import (
     KeepProducts,
     Learn,
     Learnt,
+    NewRunError,
     Online,
     ProductsUnknown,
     Question,
@@ -215,7 +216,9 @@ class _Sensor:
                 self._feed(event)
             return
         match message := decode(payload, Message):
-            case Refusal():
+            case Refusal(session=session):
+                if session == self._me.session and self._state.takes_other_run:
+                    raise NewRunError(self._state.other_run)
                 self._connection.raise_refusal(message)
             case VflSpec():
                 self._connection.observe_spec(message)

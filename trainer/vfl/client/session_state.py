@@ -20,8 +20,8 @@ _PROGRESS = 1.0  # seconds between two reports of progress: rounds may be many
 
 
 class NewRunError(EdgeNodeError):
-    """The head has begun another run before this sensor had learnt anything in the one that it
-    was in.
+    """The head has begun another run, and this process has not learnt anything in the one that
+    it was in.
     """
 
     def __init__(self, run: str):
@@ -51,6 +51,16 @@ class Session(NamedTuple):
     played: int = 0  # the last round of all, as retained
     ignored: frozenset[str] = frozenset()  # topics of which it was said
     over: bool = False  # the run has ended
+    other_run: str = ""  # of which the head has told, and which may be an older one
+
+    @property
+    def takes_other_run(self) -> bool:
+        """Whether a refusal means that it is to take part in the run that it was told of.
+
+        A process that a head has let in ends instead, so that its owner knows. One that begins
+        with a run that is over was started for the next.
+        """
+        return self.other_run != "" and not self.welcomed
 
     @property
     def is_polling(self) -> bool:
@@ -312,7 +322,7 @@ def _receive_other_run(state: Session, spec: VflSpec) -> Step:
         return state, (
             Fail(EdgeNodeError("the head has started a new run", "run edge-node vfl join again")),
         )
-    return state._replace(call=True), ()
+    return state._replace(call=True, other_run=spec.run), ()
 
 
 def _ignore(state: Session, topic: str, error: str) -> Step:

@@ -93,6 +93,39 @@ def test_every_error_is_found_at_once(plant: Path) -> None:
     assert [finding.kind for finding in check(plant).findings] == ["two classes", "unreadable"]
 
 
+def test_empty_files_are_told_as_such_and_not_as_copies(plant: Path) -> None:
+    for name in ("dent", "stain"):
+        (plant / name / "empty.png").write_bytes(b"")
+    report = check(plant)
+    assert [finding.kind for finding in report.findings] == ["unreadable"]
+    assert len(found(report, "unreadable").files) == 2
+    assert found(report, "unreadable").text.count("is empty") == 2
+
+
+def test_a_class_folder_without_an_image_is_named(plant: Path) -> None:
+    (plant / "crack").mkdir()
+    (plant / ".git").mkdir()
+    assert found(check(plant), "no images").files == (str(plant / "crack"),)
+
+
+@pytest.mark.parametrize(("bits", "factor"), [(10, 64), (12, 16), (14, 4)])
+def test_images_of_16_bits_that_use_fewer_are_warned_of(
+    plant: Path, bits: int, factor: int
+) -> None:
+    for path in plant.rglob("*.png"):
+        deep = np.asarray(Image.open(path)).astype(np.uint16) << (bits - 8)
+        Image.fromarray(deep).save(path)
+    finding = found(check(plant), "bits")
+    assert len(finding.files) == 30
+    assert f"multiply {factor} " in finding.remedy
+
+
+def test_images_of_16_bits_whose_brightest_uses_all_are_not_complained_of(plant: Path) -> None:
+    for path in plant.rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(path)).astype(np.uint16) * 257).save(path)
+    assert check(plant).findings == ()
+
+
 # The same image twice
 
 
@@ -511,6 +544,8 @@ def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Pat
         ],
         "findings": [],
         "groups": [],
+        "proposed_pattern": "",
+        "proposed_groups": {},
         "picture": None,
         "learning_curve": None,
     }
@@ -660,3 +695,26 @@ def test_a_file_s_name_in_any_encoding_is_no_error(plant: Path) -> None:
     done = here("check", plant, "--size", SIZE, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["can_join"]
+
+
+def test_the_command_proposes_groups_that_join_takes_or_says_that_none_are_known(
+    plant: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--group" in here("check", plant, "--picture", tmp_path / "sheet.png").stdout
+    for number, path in enumerate(sorted(plant.rglob("*.png"))):
+        part, view = divmod(number, 3)
+        path.rename(path.with_name(f"part-{part:02}_{view}.png"))
+    told = here("check", plant, "--picture", tmp_path / "sheet.png").stdout
+    (line,) = [line for line in told.splitlines() if "--group" in line]
+    pattern = shlex.split(line[line.index("--group") :])[1]
+    assert json.loads(here("check", plant, "--json").stdout)["proposed_pattern"] == pattern
+    grouped = json.loads(here("check", plant, "--group", pattern, "--json").stdout)
+    assert sorted(map(len, grouped["groups"])) == [3] * 10
+    for number, path in enumerate(sorted(plant.rglob("*.png"))):
+        path.rename(path.with_name(f"{number}.png"))
+        os.utime(path.with_name(f"{number}.png"), (0.0, 1000.0 + 90 * (number // 3) + number % 3))
+    told = here("check", plant, "--picture", tmp_path / "sheet.png").stdout
+    assert "edge-node-groups.csv" in told
+    grouped = json.loads(here("check", plant, "--group", "edge-node-groups.csv", "--json").stdout)
+    assert sorted(map(len, grouped["groups"])) == [3] * 10

@@ -17,8 +17,8 @@ from tests.support.waiting import wait_until
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
+from trainer.progress.long_work import Stopped
 from trainer.training.alone import NotComparableError, TrainedAlone, alone_spec, count_epochs
-from trainer.training.engine import Stopped
 from trainer.training.participant import Participant
 
 NODE = "plant-1"

@@ -4,6 +4,7 @@ and what is right for its images as they are now.
 
 import itertools
 import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from broker_config.protocol.messages import Manifest, TensorSpec
 from broker_config.storage import disk
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, load_images
+from tests.support.waiting import heard
 from trainer.federation.client import checkpoint, federation_audit
 from trainer.federation.client.session_events import (
     Begun,
@@ -32,7 +34,8 @@ from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
-from trainer.training import alone, personal_model
+from trainer.progress import Step, steps
+from trainer.training import alone, frozen_heads, personal_model
 from trainer.training.participant import Participant, State
 from trainer.training.preview import Preview
 
@@ -100,12 +103,12 @@ def finish(
 
     first = Worker(spec, NAME, every[NAME], state, inbox, previews=previews)
     first.train(put(first, 1, broadcast), counted=False)
-    assert isinstance(inbox.get(timeout=60), Contributed)
-    assert isinstance(inbox.get(timeout=60), Refined)
+    assert isinstance(heard(inbox), Contributed)
+    assert isinstance(heard(inbox), Refined)
     first.close()
     again = Worker(spec, NAME, every[now], state, inbox, previews=previews)
     again.deploy(put(again, 1, result), counted=not is_denied)
-    told = inbox.get(timeout=60)
+    told = heard(inbox)
     again.close()
     return told
 
@@ -336,7 +339,7 @@ def begun(
                 chunk_size=1024,
             )
             worker.train(manifest, counted=counted and not is_denied)
-            while not isinstance(told := inbox.get(timeout=60), Refined | Failed):
+            while not isinstance(told := heard(inbox), Refined | Failed):
                 said.append(told)
             said.append(told)
         worker.close()
@@ -471,3 +474,51 @@ def test_no_first_model_is_made_of_what_cannot_be_the_sums(
     assert isinstance(told, Failed)
     assert isinstance(told.error, EdgeNodeError)
     assert not (tmp_path / "state" / "model").exists()
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_a_node_that_is_closed_while_it_judges_stops_between_two_steps_and_has_a_model(
+    has_model: bool, images: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, broadcast = draft(
+        Request("gaussian", model="small", weights="none", size=32, seed=7),
+        federation="steel",
+        classes=CLASSES,
+        nodes=1,
+    )
+    judging = threading.Event()
+    begun = 0
+
+    def leave_out(*_: object) -> None:
+        nonlocal begun
+        judging.set()
+        for _step in steps("judging", range(1_000_000_000)):
+            begun += 1
+
+    monkeypatch.setattr(frozen_heads, "leave_out", leave_out)
+    if has_model:
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "earlier").touch()
+    inbox: queue.Queue[object] = queue.Queue()
+    worker = Worker(spec, NAME, load_images(spec, images[NAME]), tmp_path, inbox)
+    sums = Participant(spec, NAME, load_images(spec, images[NAME]))
+    totals = sums.contribute(NOTHING, broadcast, 1)[1].tensors
+    digest, size = worker.store.put(encode_tensors({**broadcast, **totals}))
+    final = Manifest(
+        federation="steel",
+        run=spec.run,
+        round=1,
+        node="coordinator",
+        digest=digest,
+        size=size,
+        chunk_size=1024,
+    )
+    worker.deploy(final, counted=False)
+    assert judging.wait(60)
+    worker.close()
+    assert begun < 1_000_000_000
+    assert all(isinstance(each, Step) for each in inbox.queue)
+    if has_model:
+        assert [each.name for each in (tmp_path / "model").iterdir()] == ["earlier"]
+    else:
+        assert personal_model.load(tmp_path / "model").metadata.metrics == {}

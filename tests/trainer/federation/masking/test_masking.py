@@ -5,9 +5,11 @@ import pytest
 from scipy.stats import hypergeom
 
 from trainer.federation.masking import (
+    LEAST_NODES,
     MOST_NODES,
     count_neighbours,
     least_neighbours,
+    least_nodes,
     least_threshold,
     shares_needed,
 )
@@ -60,3 +62,12 @@ def test_whoever_is_named_as_lost_the_others_are_not_cut_into_small_sums(nodes: 
                 count // 2 - 1, cohort - 1, size - 1 + cohort // 4, count
             ) / np.log(2)
             assert sets + size * one <= -40, (cohort, size)
+
+
+@pytest.mark.parametrize("summed", range(1, 100))
+def test_a_federation_of_the_least_nodes_has_sums_of_so_many_and_a_smaller_one_has_not(
+    summed: int,
+) -> None:
+    nodes = least_nodes(summed)
+    assert least_threshold(nodes) >= summed
+    assert nodes == LEAST_NODES or least_threshold(nodes - 1) < summed
