@@ -29,6 +29,7 @@ from trainer.methods import METHODS, Entry
 from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
+from trainer.statistics.sums import PREFIX
 from trainer.training.personal_model import load_metadata
 
 
@@ -188,12 +189,18 @@ def test_who_is_cut_off_for_longer_than_the_keepalive_is_missed_and_all_go_on_to
 
 
 def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_would_have_had(
-    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Two rounds, the second one for statistics, which two nodes may close."""
-    method = class_sums.register(monkeypatch)
     federation = Federation(
-        endpoint, plants, tmp_path, "away", 1, Participation(quorum=2), method, trained="true"
+        endpoint,
+        plants,
+        tmp_path,
+        "away",
+        1,
+        Participation(quorum=2),
+        "fedavg",
+        head="statistics",
     )
     coordinator = federation.coordinator(linger=PATIENCE)
     with federation.opened_by(3, coordinator):
@@ -213,7 +220,8 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
     )
     assert federation.contributors() == [{*PLANTS}, {*PLANTS[:2]}]
     assert isinstance(outcome, Outcome)
-    assert outcome.broadcast[class_sums.COUNTS].sum() < simulated.broadcast[class_sums.COUNTS].sum()
+    images = f"{PREFIX}.images"
+    assert outcome.broadcast[images].sum() < simulated.broadcast[images].sum()
     agree = {
         name: same(federation.personal(name), to_arrays(simulated.models[name].tensors))
         for name in PLANTS
