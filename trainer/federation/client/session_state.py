@@ -101,6 +101,15 @@ class Plan(NamedTuple):
     previews: bool = False  # the node wants to know what joining would give, and no model
     # the session goes on after that, until the federation's next run
     awaits_next: bool = False
+    # The run had ended when the node looked at it: what its plant demands of rounds was not
+    # checked, and it was told that nothing of its images leaves it.
+    was_over: bool = False
+
+
+class NewRunError(EdgeNodeError):
+    """The coordinator has begun another run since this node read the spec, or opened this one
+    again.
+    """
 
 
 class Contact(NamedTuple):
@@ -462,6 +471,12 @@ def _proceed(state: Session) -> Step:
         return state, (Fail(ended_early(target)),)
     if target.broadcast is None:
         return state, ()
+    if target.status == "open" and state.plan.was_over:
+        error = NewRunError(
+            "the run had finished, and its coordinator has opened it again",
+            "run edge-node join again: what this plant demands is checked first",
+        )
+        return state, (Fail(error),)
     if target.status == "open" and state.losses:
         # the coordinator has gone back, and the run's result may be another one
         state = state._replace(losses=MappingProxyType({}))
