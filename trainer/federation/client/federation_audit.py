@@ -187,8 +187,8 @@ def check_begin(
 
     That knew no broadcast, and made the weights that a coordinator takes by itself. A newcomer to
     tensors that nodes have trained, or that a coordinator says so of, attacks these; whoever was
-    there before does not, since it has helped to train them. The classifier that was made of a
-    first round's sums is not compared. Numbers that another machine draws may differ in their last
+    there before does not, since it has helped to train them, and compares no classifier that was
+    made of a first round's sums. Numbers that another machine draws may differ in their last
     digits.
 
     Raises: as `check_exposure`.
@@ -198,7 +198,7 @@ def check_begin(
     if not most or (is_trained and not is_newcomer):
         return
     audited = make_first_broadcast(spec)
-    if round_ > 1:
+    if round_ > 1 and not is_newcomer:
         audited = select(audited, ("encoder", "candidate"))
     for name, value in audited.items():
         if not np.allclose(broadcast[name], value, rtol=1e-3, atol=1e-6):
