@@ -26,7 +26,7 @@ from broker_config.mqtt.client import (
 )
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
-from broker_config.protocol.errors import BrokerError, EdgeNodeError
+from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import REVISION, Hello, Spec, Telemetry, Welcome
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security.message_encryption import NodeEncryption

@@ -467,16 +467,10 @@ def _proceed(state: Session) -> Step:
     progress = state.progress
     if target is None or state.is_busy:
         return state, ()
-    if target.status == "aborted":
-        return state, (Fail(ended_early(target)),)
+    if (error := _find_end(state, target)) is not None:
+        return state, (Fail(error),)
     if target.broadcast is None:
         return state, ()
-    if target.status == "open" and state.plan.was_over:
-        error = NewRunError(
-            "the run had finished, and its coordinator has opened it again",
-            "run edge-node join again: what this plant demands is checked first",
-        )
-        return state, (Fail(error),)
     if target.status == "open" and state.losses:
         # the coordinator has gone back, and the run's result may be another one
         state = state._replace(losses=MappingProxyType({}))
@@ -510,6 +504,18 @@ def _proceed(state: Session) -> Step:
     is_here, state, effects = _obtain(state._replace(open_round=target.round), target.broadcast)
     step = _train(state, target.broadcast) if is_here else (state, effects)
     return _then(opened, step)
+
+
+def _find_end(state: Session, target: RoundState) -> EdgeNodeError | None:
+    """Return why the session ends with this round state; None if it goes on."""
+    if target.status == "aborted":
+        return ended_early(target)
+    if target.status == "open" and state.plan.was_over:
+        return NewRunError(
+            "the run had finished, and its coordinator has opened it again",
+            "run edge-node join again: what this plant demands is checked first",
+        )
+    return None
 
 
 def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Step:

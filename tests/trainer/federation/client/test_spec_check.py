@@ -75,7 +75,7 @@ def test_a_run_that_hides_what_nodes_send_and_asks_for_their_losses_is_refused(
     """No coordinator of ours offers one; the losses leave a node without mask and noise."""
     spec, _ = drafted("gaussian")
     check_spec(msgspec.structs.replace(spec, chooses=True))
-    with pytest.raises(UsageError, match="'test'.*leaving out"):
+    with pytest.raises(UsageError, match=r"'test'.*leaving out"):
         check_spec(msgspec.structs.replace(spec, chooses=True, **hiding))
 
 
