@@ -370,6 +370,18 @@ def unexplained_sleeps(path: Path) -> list[int]:
     ]
 
 
+def test_no_process_of_ours_imports_from_the_folder_in_which_it_is_started() -> None:
+    """`python -m` does, and it may be a folder of images in which others write."""
+    started = re.compile(r"sys\.executable,\s*(\S+)")
+    found = {}
+    for room in ROOMS:
+        for path in (REPOSITORY / room).rglob("*.py"):
+            if flags := set(started.findall(path.read_text())):
+                found[path.name] = flags
+    assert len(found) > 4
+    assert set.union(*found.values()) == {'"-P",'}, found
+
+
 def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
     """A condition is waited for with `wait_until`;
     what a clock does is tested with a clock that a test moves.

@@ -115,10 +115,10 @@ def _start(
         )
         command = [str(find_mosquitto()), "-c", str(config)]
     else:
-        command = [sys.executable, "-m", "broker_config.broker.amqtt_broker", host, str(port)]
+        command = [sys.executable, "-P", "-m", "broker_config.broker.amqtt_broker", host, str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "broker_config.broker.supervisor", *command],
+            [sys.executable, "-P", "-m", "broker_config.broker.supervisor", *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

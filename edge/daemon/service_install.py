@@ -75,7 +75,7 @@ def _find_paths(part: object, fields: tuple[str, ...]) -> Iterator[Path]:
 def find_program() -> tuple[str, ...]:
     """Absolute path of the running edge-node."""
     script = Path(sysconfig.get_path("scripts")) / "edge-node"
-    return (str(script),) if script.exists() else (sys.executable, "-m", "edge_node")
+    return (str(script),) if script.exists() else (sys.executable, "-P", "-m", "edge_node")
 
 
 def check_access(user: str, needs: Needs) -> None:

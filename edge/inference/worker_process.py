@@ -28,14 +28,14 @@ class WorkerEndedError(Exception):
 
 
 class WorkerProcesses:
-    """Processes `python -m MODULE`, started when they are needed and kept for later;
+    """Processes `python -P -m MODULE`, started when they are needed and kept for later;
     for any number of threads.
 
     MODULE calls `serve_requests`.
     """
 
     def __init__(self, module: str) -> None:
-        self._command = [sys.executable, "-m", module]
+        self._command = [sys.executable, "-P", "-m", module]
         self._idle: list[subprocess.Popen[bytes]] = []
         self._busy: set[subprocess.Popen[bytes]] = set()
         self._is_killed = False

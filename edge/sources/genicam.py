@@ -117,7 +117,7 @@ class Reader(camera.FrameReader):
 
     def _read(self) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", _PROCESS, msgspec.json.encode(self._settings).decode()],
+            [sys.executable, "-P", "-m", _PROCESS, msgspec.json.encode(self._settings).decode()],
             stdin=subprocess.PIPE,  # whose end tells it to stop
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # vendors' libraries grumble

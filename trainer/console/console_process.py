@@ -37,6 +37,7 @@ def console_beside(state: Path, address: str | None, report: Report) -> Iterator
         process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-m",
                 "trainer.console.console",
                 str(state),

@@ -52,6 +52,18 @@ def test_it_gets_no_secret(workers: WorkerProcesses) -> None:
     assert workers.ask([b"secret"], 10) == b""
 
 
+def test_it_runs_no_file_of_the_folder_in_which_a_command_was_started(
+    workers: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may be a folder of images, in which others write."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("answering", "msgspec", "edge", "signal", "struct"):
+        (images / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(images)
+    assert workers.ask([b"all ", b"of it"], 10) == b"all of it"
+
+
 def test_threads_have_a_process_each(workers: WorkerProcesses) -> None:
     with ThreadPoolExecutor(2) as threads:
         hanging = threads.submit(workers.ask, [b"hang"], 0.3)

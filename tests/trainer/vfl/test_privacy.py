@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.frames import Opened
 from broker_config.protocol.messages import REVISION
 from broker_config.protocol.round_contents import needed_revision
 from broker_config.protocol.vfl_messages import (
@@ -33,6 +34,7 @@ from trainer.federation.server.membership import Membership
 from trainer.privacy import accountant
 from trainer.privacy.accountant import DELTA, noise_delta
 from trainer.vfl.channel_noise import Array
+from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.session import take_part
 from trainer.vfl.networks import ClipNorm
 from trainer.vfl.privacy import (
@@ -434,6 +436,54 @@ def test_what_becomes_of_one_file_of_the_account_makes_nothing_forgotten(
     else:
         path.write_bytes(older[:-20])
     assert ProtectionAccount(tmp_path).describe(protected()) == told
+
+
+def protected_sensor(folder: Path, window: Window) -> SensorTrainer:
+    spec = vfl_settings(privacy=PRIVACY, window=window, commit=1)
+    rows = folder / "rows.csv"
+    if not rows.exists():
+        random = np.random.default_rng(3)
+        lines = [f"p{row},{random.normal()},{random.normal()}" for row in range(12)]
+        rows.write_text("\n".join(["product,force,speed", *lines, ""]))
+        open_protection(folder, spec, is_known=False)
+    file = RowFile(rows, ("force", "speed"))
+    return SensorTrainer(spec, "press", file, folder, pytest.fail, lambda *_, **__: None)
+
+
+def play(sensor: SensorTrainer, round_: int, products: list[str]) -> None:
+    first, last = sensor.spec.window.span(round_)
+    frame = Opened(
+        run=sensor.spec.run, attempt=0, round=round_, first=first, last=last, since=first,
+        products=tuple(products),
+    )  # fmt: skip
+    sensor.samples.refresh()
+    taken = sensor.get_samples(products)
+    sensor.start_round(frame, products, taken, since=0, session="5" * 16, attempt=0)
+    sensor.finish_round(round_)
+
+
+@pytest.mark.parametrize("starts_again", [False, True])
+def test_a_head_that_names_a_product_at_another_position_again_gets_nothing(
+    starts_again: bool, tmp_path: Path
+) -> None:
+    """The account counts the rounds in whose window one position lies."""
+    sensor = protected_sensor(tmp_path, Window(start=4, chunk=2, size=4))
+    play(sensor, 1, ["p0", "p1", "p2", "p3"])
+    play(sensor, 2, ["p2", "p3", "absent", "p5"])
+    if starts_again:
+        sensor = protected_sensor(tmp_path, sensor.spec.window)
+    with pytest.raises(EdgeNodeError, match="p1"):
+        play(sensor, 3, ["absent", "p5", "p6", "p1"])
+    play(sensor, 3, ["p4", "p5", "p6", "p7"])  # a row that came late
+    play(sensor, 2, ["p2", "p3", "p4", "p5"])  # again
+    assert ProtectionAccount(tmp_path).knows(sensor.spec)
+
+
+def test_where_the_set_grows_every_round_counts_for_every_product(tmp_path: Path) -> None:
+    sensor = protected_sensor(tmp_path, Window(start=2, chunk=2))
+    play(sensor, 1, ["p0", "p1"])
+    play(sensor, 2, ["p2", "p3", "p0", "p1"])
+    assert count_releases(sensor.spec, 2) == 2
 
 
 def test_a_protected_run_of_an_earlier_version_is_refused_by_its_name(tmp_path: Path) -> None:

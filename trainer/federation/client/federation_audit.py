@@ -180,19 +180,26 @@ def check_begin(
     broadcast: Arrays,
     round_: int,
     stop: Callable[[], bool],
+    *,
+    is_newcomer: bool,
 ) -> None:
-    """Audit once more if a round starts from another encoder than the audit before joining.
+    """Audit once more if a round starts from other tensors than the audit before joining.
 
-    That knew no broadcast, and made the weights that a coordinator takes by itself. An encoder that
-    nodes have trained is not compared: it cannot be the same. Numbers that another machine draws
-    may differ in their last digits.
+    That knew no broadcast, and made the weights that a coordinator takes by itself. A newcomer to
+    tensors that nodes have trained, or that a coordinator says so of, attacks these; whoever was
+    there before does not, since it has helped to train them, and compares no classifier that was
+    made of a first round's sums. Numbers that another machine draws may differ in their last
+    digits.
 
     Raises: as `check_exposure`.
     """
     trains = make(spec.method, spec.training, spec.options, spec.head, spec.privacy).train
-    if not most or (trains and round_ > 1 + spec.statistics_first):
+    is_trained = bool(trains) and round_ > 1 + spec.statistics_first
+    if not most or (is_trained and not is_newcomer):
         return
-    audited = select(make_first_broadcast(spec), ("encoder", "candidate"))
+    audited = make_first_broadcast(spec)
+    if round_ > 1 and not is_newcomer:
+        audited = select(audited, ("encoder", "candidate"))
     for name, value in audited.items():
         if not np.allclose(broadcast[name], value, rtol=1e-3, atol=1e-6):
             check_exposure(spec, images, most, progress.ignore, stop, broadcast)

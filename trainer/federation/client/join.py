@@ -34,6 +34,7 @@ from trainer.federation.client.plant_images import (
     digest_images,
     suited_hold_out,
 )
+from trainer.federation.client.session_state import NewRunError
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
 from trainer.methods.statistics_head import list_encoders
@@ -172,7 +173,7 @@ def join(
     report(progress.Step(what="loading torch, which takes seconds"))
     check_name_free(endpoint, spec.federation, name, state)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
-    from trainer.federation.client.session import NewRunError, take_part  # noqa: PLC0415
+    from trainer.federation.client.session import take_part  # noqa: PLC0415
 
     try:
         return take_part(
@@ -187,6 +188,7 @@ def join(
             preview=preview,
             most_epsilon=wanted.epsilon,
             exposure=wanted.exposure,
+            was_over=federated.finished,
         )
     except NewRunError as error:
         notify(f"{error.what}: joining that")

@@ -26,7 +26,7 @@ from broker_config.mqtt.client import (
 )
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
-from broker_config.protocol.errors import BrokerError, EdgeNodeError
+from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import REVISION, Hello, Spec, Telemetry, Welcome
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security.message_encryption import NodeEncryption
@@ -50,7 +50,13 @@ from trainer.federation.client.session_events import (
     Failed,
     Refined,
 )
-from trainer.federation.client.session_state import Plan, Session, advance, current_activity
+from trainer.federation.client.session_state import (
+    NewRunError,
+    Plan,
+    Session,
+    advance,
+    current_activity,
+)
 from trainer.federation.client.spec_check import check_spec
 from trainer.federation.client.training_thread import Worker
 from trainer.federation.presence import await_broker, take_another_name
@@ -74,6 +80,7 @@ def take_part(
     preview: bool = False,
     most_epsilon: float = inf,
     exposure: Mapping[What, float] = {},
+    was_over: bool = False,
 ) -> Path | None:
     """Take part in a federation to its end.
 
@@ -86,6 +93,8 @@ def take_part(
     Of its images a private federation spends no more than `most_epsilon`, with what was spent
     before. What it sends may tell no more of them than `exposure` says, by attacks that are tried
     with the encoder that it begins with.
+
+    A node for which the run `was_over` contributes nothing: NewRunError says if it goes on.
 
     A node that was not let in, or has received nothing, leaves no new state folder.
 
@@ -107,6 +116,7 @@ def take_part(
             preview,
             most_epsilon,
             exposure,
+            was_over,
         )
         try:
             return node.run(stop)
@@ -117,10 +127,6 @@ def take_part(
                 and any(path.is_file() for path in (folder / "blobs").rglob("*"))
             ):
                 shutil.rmtree(folder)
-
-
-class NewRunError(EdgeNodeError):
-    """The coordinator has begun another run since this node read the spec."""
 
 
 class _Node:
@@ -138,6 +144,7 @@ class _Node:
         preview: bool,
         most_epsilon: float,
         exposure: Mapping[What, float],
+        was_over: bool,
     ):
         self._spec = spec
         self._name = name
@@ -179,6 +186,7 @@ class _Node:
             has_images=len(images.train.labels) > 0,
             previews=previews,
             awaits_next=spec.chooses and not preview,
+            was_over=was_over,
         )
         self.state = Session(plan, worker.found.progress, worker.found.lost)
         self._connection = ClientConnection(

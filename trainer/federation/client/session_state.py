@@ -101,6 +101,15 @@ class Plan(NamedTuple):
     previews: bool = False  # the node wants to know what joining would give, and no model
     # the session goes on after that, until the federation's next run
     awaits_next: bool = False
+    # The run had ended when the node looked at it: what its plant demands of rounds was not
+    # checked, and it was told that nothing of its images leaves it.
+    was_over: bool = False
+
+
+class NewRunError(EdgeNodeError):
+    """The coordinator has begun another run since this node read the spec, or opened this one
+    again.
+    """
 
 
 class Contact(NamedTuple):
@@ -458,8 +467,8 @@ def _proceed(state: Session) -> Step:
     progress = state.progress
     if target is None or state.is_busy:
         return state, ()
-    if target.status == "aborted":
-        return state, (Fail(ended_early(target)),)
+    if (error := _find_end(state, target)) is not None:
+        return state, (Fail(error),)
     if target.broadcast is None:
         return state, ()
     if target.status == "open" and state.losses:
@@ -495,6 +504,18 @@ def _proceed(state: Session) -> Step:
     is_here, state, effects = _obtain(state._replace(open_round=target.round), target.broadcast)
     step = _train(state, target.broadcast) if is_here else (state, effects)
     return _then(opened, step)
+
+
+def _find_end(state: Session, target: RoundState) -> EdgeNodeError | None:
+    """Return why the session ends with this round state; None if it goes on."""
+    if target.status == "aborted":
+        return ended_early(target)
+    if target.status == "open" and state.plan.was_over:
+        return NewRunError(
+            "the run had finished, and its coordinator has opened it again",
+            "run edge-node join again: what this plant demands is checked first",
+        )
+    return None
 
 
 def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Step:

@@ -6,7 +6,7 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Spec, TensorSpec
-from broker_config.protocol.round_contents import predates_binding
+from broker_config.protocol.round_contents import hides_contributions, predates_binding
 from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import HEADROOM, scale_for
 from trainer.methods import make
@@ -24,13 +24,20 @@ def check_spec(spec: Spec) -> None:
     fetches and holds, what leaves a node, and its rounds.
 
     Raises:
-        UsageError: it does not match them, or began with an earlier version.
+        UsageError: it does not match them, began with an earlier version, or asks for figures
+            that tell what it says is hidden.
     """
     if predates_binding(spec):
         raise UsageError(
             f"run {spec.run} of federation {spec.federation!r} began with an earlier version of "
             "edge-node, whose masks and noise could hide two things",
             "ask its operator to end it (edge-node abort) and begin another one with this version",
+        )
+    if spec.chooses and hides_contributions(spec):
+        raise UsageError(
+            f"the coordinator of federation {spec.federation!r} asks for what leaving out each of "
+            "this plant's images costs, which neither masks nor noise hide",
+            "ask the operator why, and do not join until you know; no contribution was sent",
         )
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     network = Network(spec.model, len(spec.classes))

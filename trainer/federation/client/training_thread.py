@@ -249,6 +249,7 @@ class Worker:
             broadcast,
             manifest.round,
             self._stopping.is_set,
+            is_newcomer=past is None,
         )
         self._exposure = {}  # nobody need try the same attacks again
         given = None if past else broadcast

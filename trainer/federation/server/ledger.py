@@ -363,8 +363,11 @@ class Ledger:
         return self.store.path(self.store.put(encode_tensors(self.broadcast))[0])
 
     def discard(self, digest: str) -> None:
-        """Forget a blob that has arrived, unless it is part of the open round."""
-        if digest not in self.served | self._contributed:
+        """Forget a blob that has arrived, unless it is one of the run's own.
+
+        A node may offer the blob of any broadcast as its contribution.
+        """
+        if digest not in self.served | self._contributed | self._kept:
             self.store.remove(digest)
 
     def has_counted(self, node: str, round_: int) -> bool:

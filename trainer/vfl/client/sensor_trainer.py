@@ -18,12 +18,13 @@ from trainer.vfl.algorithm import Sensor
 from trainer.vfl.channel_noise import Array, Extent
 from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.client.local_round import LocalRound
-from trainer.vfl.client.target_round import ProductPositions
+from trainer.vfl.client.target_round import ProductPositions, ReleasedSamples
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.privacy import ProtectionAccount, describe_spent, load_secret, run_secret
 from trainer.vfl.simulation import release
 
 _SOURCE = "source"  # name in a checkpoint
+_RELEASED = "released"  # likewise
 _PASSED_BY = 100  # rows
 Taken = tuple[Array, tuple[int, ...]]
 """Samples of a round's products, float32 [N, columns, cycles],
@@ -60,9 +61,12 @@ class SensorTrainer:
         self._size = embedding_size(spec.network, (self.samples.columns, spec.cycles))
         self._secret = run_secret(load_secret(folder), spec) if spec.privacy.clip else b""
         self._account = ProtectionAccount(folder)
+        self._released = ReleasedSamples()
         self._deploy = deploy
         self._checkpoints = Checkpoints(folder / spec.run, warn)
         self.restore(max(self.kept))
+        if self.round and _RELEASED in (state := self._checkpoints.load(self.round)):
+            self._released = ReleasedSamples(state[_RELEASED].numpy())
 
     @property
     def product_bytes(self) -> int:
@@ -168,6 +172,14 @@ class SensorTrainer:
                 "with several noises",
                 "nothing of this round was sent; have the head's label file name each product once",
             )
+        if self._counts_window and (
+            product := self._released.place(frame.first, products, values, missing)
+        ):
+            raise EdgeNodeError(
+                f"round {frame.round} names product {abbreviate(product, 64)} at another position "
+                "than before: its embedding would leave more often than the account counts",
+                "nothing of this round was sent; have the head's label file name each product once",
+            )
         self._account.spend(self.spec, frame.round)
         sent = release(self.spec, self.sensor, samples, frame.round)
         frames = tensor_frames.embedding_frames(
@@ -190,6 +202,11 @@ class SensorTrainer:
                 count, [size] * len(self.spec.sensors), len(self.spec.classes)
             )
         return LocalRound(frame.round, samples, missing, payloads, reply)
+
+    @property
+    def _counts_window(self) -> bool:
+        """Whether the account counts fewer rounds for a product than are played."""
+        return self.spec.privacy.clip > 0 and self.spec.window.size > 0
 
     def describe_spent(self, rounds: int) -> str:
         """What a product has spent of its protection, in so many rounds and in all runs;
@@ -226,6 +243,8 @@ class SensorTrainer:
                 f"model.{name}": value for name, value in self.sensor.model.state_dict().items()
             }
             state[_SOURCE] = torch.frombuffer(bytearray(_read_as(self.rows)), dtype=torch.uint8)
+            if self._counts_window:
+                state[_RELEASED] = torch.from_numpy(self._released.array)
             if scaling and extent:
                 state |= {
                     f"scaling.{name}": torch.from_numpy(each)

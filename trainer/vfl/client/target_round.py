@@ -2,15 +2,20 @@
 clock or data.
 """
 
-from collections.abc import Mapping, Sequence, Set
+import hashlib
+from collections.abc import Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from broker_config.protocol.frames import Graded, Opened, Represented
 from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl.checkpoint import KEPT
 
 _REMEMBERED = KEPT + 1  # groups of rounds whose products are known beside those of the newest round
+_MOST_PLACES = 200_000  # 3 MB in each checkpoint
 _LARGEST_ROUND = 1 << 30  # bytes of a round's samples and embeddings: 600,000 products of C-MAPSS
 
 
@@ -53,6 +58,55 @@ class ProductPositions:
         if first < self._first or last > self._first + len(self._products):
             return None
         return self._products[first - self._first : last - self._first]
+
+
+class ReleasedSamples:
+    """Where a protected run's samples stand among the head's positions.
+
+    The account counts the rounds in whose window a position lies. A head that names a product at a
+    later position again has the same sample embedded more often than that. A sample is known by a
+    digest of its product and its values: the id of a very old product may come again with others.
+
+    Args:
+        kept: the `array` of an earlier process.
+    """
+
+    def __init__(self, kept: NDArray[np.int64] | None = None) -> None:
+        self._positions: dict[int, int] = {}
+        if kept is not None:
+            self._positions = dict(kept.tolist())
+
+    @property
+    def array(self) -> NDArray[np.int64]:
+        """Digest and position of each, int64 [n, 2]."""
+        return np.array([*self._positions.items()], np.int64).reshape(-1, 2)
+
+    def place(
+        self,
+        first: int,
+        products: Sequence[str],
+        samples: NDArray[np.float32],
+        missing: Collection[int],
+    ) -> str | None:
+        """Note the samples of the products from position `first` on, before they leave.
+
+        Return a product whose sample has left from another position. None is noted then.
+        """
+        found: dict[int, int] = {}
+        lacking = frozenset(missing)
+        for row, product in enumerate(products):
+            if row in lacking:
+                continue
+            digest = hashlib.blake2b(samples[row].tobytes(), digest_size=8)
+            digest.update(product.encode())
+            key = int.from_bytes(digest.digest(), "little", signed=True)
+            if self._positions.get(key, first + row) != first + row:
+                return product
+            found[key] = first + row
+        self._positions |= found
+        for oldest in [*self._positions][: max(0, len(self._positions) - _MOST_PLACES)]:
+            del self._positions[oldest]
+        return None
 
 
 def check_frame(frame: Opened | Represented | Graded, spec: VflSpec, product: int = 0) -> None:

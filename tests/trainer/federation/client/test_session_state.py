@@ -50,7 +50,13 @@ from trainer.federation.client.session_events import (
     Tick,
     Train,
 )
-from trainer.federation.client.session_state import MIN_INTERVAL, SILENCE, Plan, current_activity
+from trainer.federation.client.session_state import (
+    MIN_INTERVAL,
+    SILENCE,
+    NewRunError,
+    Plan,
+    current_activity,
+)
 
 SERVER, OTHER = "5" * 16, "6" * 16
 SPEC = make_spec()
@@ -117,6 +123,25 @@ def test_a_node_trains_only_once_a_coordinator_has_answered_it() -> None:
     node = begin()
     assert of(show(node, 1), Fetch, Train) == []
     assert of(welcome(node), Fetch) == [Fetch(make_broadcast(SPEC, 1))]
+
+
+@pytest.mark.parametrize("had_part", [False, True])
+def test_a_node_that_found_the_run_over_contributes_nothing_when_it_is_open_again(
+    had_part: bool,
+) -> None:
+    """Its plant's demands of rounds were not checked: a coordinator could pretend an end."""
+    spec = make_spec(statistics=True)
+    node = begin(spec=spec, was_over=True)
+    if had_part:
+        progress = play(begin(spec=spec), spec.rounds).state.progress
+        node.state = node.state._replace(progress=progress)
+    show(node, spec.rounds, "finished")
+    welcome(node, server=OTHER)
+    told = show(node, 1, server=OTHER)
+    assert of(told, Train, GoBack, Fetch) == []
+    (failed,) = of(told, Fail)
+    assert isinstance(failed, Fail)
+    assert isinstance(failed.error, NewRunError)
 
 
 def test_a_welcome_to_an_earlier_process_lets_nobody_in() -> None:

@@ -68,6 +68,17 @@ def test_statistics_that_another_version_computes_are_noticed_at_the_start() -> 
             check_spec(msgspec.structs.replace(spec, statistics=asked))
 
 
+@pytest.mark.parametrize("hiding", [{"mask_threshold": 2}, {"privacy": ImagePrivacy(sums=9.0)}])
+def test_a_run_that_hides_what_nodes_send_and_asks_for_their_losses_is_refused(
+    hiding: dict[str, Any],
+) -> None:
+    """No coordinator of ours offers one; the losses leave a node without mask and noise."""
+    spec, _ = drafted("gaussian")
+    check_spec(msgspec.structs.replace(spec, chooses=True))
+    with pytest.raises(UsageError, match=r"'test'.*leaving out"):
+        check_spec(msgspec.structs.replace(spec, chooses=True, **hiding))
+
+
 def test_a_node_that_is_told_of_terabytes_connects_to_nobody_and_holds_nothing(
     tmp_path: Path,
 ) -> None:

@@ -200,20 +200,34 @@ def test_a_node_contributes_nothing_in_steps_that_do_not_follow_from_what_it_beg
     assert worker.progress is None
 
 
+@pytest.mark.parametrize(
+    ("method", "name", "round_"),
+    [
+        ("gaussian", "encoder.features.0.weight", 1),
+        ("fedavg", "encoder.features.0.weight", 1),
+        ("fedavg", "classifier.weight", 1),
+        ("fedavg", "encoder.features.0.weight", 3),
+    ],
+)
 @pytest.mark.parametrize("is_other", [True, False])
-def test_an_audit_is_made_again_where_the_federation_begins_with_another_encoder(
-    is_other: bool, images: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_audit_is_made_again_where_the_federation_begins_with_another_model(
+    method: str,
+    name: str,
+    round_: int,
+    is_other: bool,
+    images: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The audit before joining knew no broadcast, and made one with weights of its own."""
     spec, broadcast = draft(
-        Request("gaussian", model="small", weights="none", size=32, seed=7),
+        Request(method, model="small", weights="none", size=32, seed=7),
         federation="steel",
         classes=CLASSES,
         nodes=2,
     )
-    name = min(broadcast)
     if is_other:
-        broadcast = {**broadcast, name: broadcast[name] + 1}
+        broadcast = {**broadcast, name: -broadcast[name]}
 
     def refuse(_: Any, plant: Any, most: Any, *others: Any) -> None:
         assert len(plant.train.labels) == 6
@@ -235,7 +249,7 @@ def test_an_audit_is_made_again_where_the_federation_begins_with_another_encoder
     manifest = Manifest(
         federation="steel",
         run=spec.run,
-        round=1,
+        round=round_,
         node="coordinator",
         digest=digest,
         size=size,
@@ -245,6 +259,7 @@ def test_an_audit_is_made_again_where_the_federation_begins_with_another_encoder
     told = inbox.get(timeout=60)
     worker.close()
     assert isinstance(told, Failed if is_other else Contributed), told
+    assert (isinstance(told, Failed) and "too much" in str(told.error)) == is_other
     assert (worker.progress is None) == is_other
 
 

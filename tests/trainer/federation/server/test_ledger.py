@@ -201,6 +201,31 @@ def test_what_settles_after_training_needs_the_runs_first_broadcast_which_is_kep
     assert encode_tensors(made["settled", 2]) == encode_tensors(halfway)
 
 
+def test_a_node_that_offers_the_first_broadcast_as_its_own_does_not_take_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes know its digest, and the store has it: nothing need be fetched."""
+    class_sums.register(monkeypatch)
+    spec, broadcast = drafted(rule=STATISTICS)
+    spec = msgspec.structs.replace(spec, rounds=3, codec="none")
+    entry = METHODS[class_sums.NAME]
+    settling = entry._replace(factory=lambda *given: entry.factory(*given)._replace(settle=average))
+    monkeypatch.setitem(METHODS, class_sums.NAME, settling)
+    for ledger in begun(tmp_path, (spec, broadcast)):
+        ledger.resume()
+        ledger.open_round(1, ())
+        for node in NODES:
+            ledger.add_contribution(node, contribution(ledger, node, 1))
+        ledger.aggregate()
+        ledger.open_round(2, ())
+        for node in NODES:
+            ledger.add_contribution(node, contribution(ledger, node, 2))
+        digest = hashlib.sha256(encode_tensors(broadcast)).hexdigest()
+        assert digest in ledger.store
+        ledger.discard(digest)  # what a blob comes to that was refused, or is late
+        ledger.aggregate()
+
+
 def test_what_a_kill_left_behind_is_removed_and_what_had_arrived_of_a_blob_is_not(
     federation: tuple[Spec, Arrays], tmp_path: Path
 ) -> None:
