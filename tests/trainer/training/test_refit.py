@@ -294,7 +294,10 @@ def test_a_calibration_knows_nothing_of_a_class_that_is_taken_out(
     shutil.rmtree(plants[PLANT] / "patches")
     with_it = refit(source, plants[PLANT]).model.metadata.confidence
     confidence = refit(source, plants[PLANT], without=["patches"]).model.metadata.confidence
-    assert with_it and with_it.held_out and confidence and confidence.held_out
+    assert with_it
+    assert with_it.held_out
+    assert confidence
+    assert confidence.held_out
     assert set(confidence.thresholds) == {"inclusion", "scratches"}
     labels, probabilities, _ = confidence.held_out.arrays(2)
     np.testing.assert_array_equal(labels, with_it.held_out.arrays(3)[0] // 2)
