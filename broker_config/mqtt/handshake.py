@@ -274,7 +274,8 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
                 remedy = "this is not the broker of the kit's federation: check the address"
             elif not remedy:
                 remedy = (
-                    "give the CA certificate that signed it (--ca), and the host name that it "
+                    "give the CA certificate that signed it (--ca FILE), or this member's kit "
+                    "(--kit FILE), which holds it; and the host name that it "
                     "was made for"
                 )
         # Scheme and port of a kit are right. Which of the two comes depends on Python's patch

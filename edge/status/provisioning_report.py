@@ -157,8 +157,13 @@ def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> It
         for name, member in registry.members.items()
         if member.has_own_keys
     )
-    yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
-    yield f"edge-node join --kit {registry.nodes[0]}.kit --data images/"
+    yield f"edge-node coordinate --kit {_kit(registry, COORDINATOR)} --classes ...  ({_SENSORS})"
+    yield f"edge-node join --kit {_kit(registry, registry.nodes[0])} --data images/"
+
+
+def _kit(registry: MemberRegistry, name: str) -> str:
+    """Where the member finds its kit: what `request` made stands in a folder of its own."""
+    return f"{name}-kit/{name}.kit" if registry.members[name].has_own_keys else f"{name}.kit"
 
 
 def _install_broker(folder: Path, there: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """A line's bundles: `bundle list`, `add`, `activate`, `rollback`, `send`."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -61,7 +62,12 @@ def add(bundle: Bundle, line: Line = None, state: State = None, as_json: Json = 
 
     store = _find_store(state, line, is_new=True).store
     digest = store.add(bundle, _requester())
-    text = f"{digest} is in {store.folder}; next: edge-node bundle activate {digest}"
+    command = ["edge-node", "bundle", "activate", digest]
+    if line:
+        command += ["--line", line]
+    if state:
+        command += ["--state", str(state)]
+    text = f"{digest} is in {store.folder}; next: {shlex.join(command)}"
     _print_answer(Answer(done=True, text=text), as_json=as_json)
 
 

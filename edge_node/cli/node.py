@@ -538,7 +538,12 @@ def refit(
             report(progress.Note(text=note))
         report(progress.Result(result={"model": str(target)}))
     if not output.as_json:
-        print(f"personal model: {target}\nnext: edge-node export {target} --out bundles")
+        print(
+            f"personal model: {target}\n"
+            f"next: edge-node export {target} --out bundles  (with --kit FILE for a line that has "
+            f"--trust)\n"
+            f"then edge-node bundle add bundles/{made.model.metadata.node}, for a line that runs"
+        )
 
 
 @app.command(epilog="Example: edge-node report edge-node-plant-a")

@@ -28,6 +28,7 @@ from edge_node.cli.shared_options import (
     OutputOptions,
     Seed,
     Threads,
+    end_on_signals,
     reconcile_with_kit,
     stop_on_signals,
 )
@@ -225,8 +226,8 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
     from trainer.vfl.policies.selection import check_policy
     from trainer.vfl.server import spec as vfl_spec
 
+    end_on_signals()  # until the run begins, there is nothing to leave in order
     endpoint = broker.coordinator_endpoint()
-    stop = stop_on_signals()
     state = options.state
     rounds = options.rounds
     disk.check_writable(state)
@@ -264,8 +265,10 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
     vfl_spec.validate(spec)
     check_policy(options.policy, options.iterations, len(spec.sensors))
     with output.reporter() as report:
+        report(progress.Step(what="loading torch, which takes seconds"))
         from trainer.vfl.server.startup import coordinate as run
 
+        stop = stop_on_signals()
         reached = run(
             spec,
             options.labels,
@@ -279,10 +282,12 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
             deploy=vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit),
         )
         report(progress.Result(result={"rounds": reached}))
-    if rounds and reached >= rounds and not output.as_json:
-        print(_format_next_step(state, broker))
-    if rounds and reached < rounds:
-        print("stopped; the same command goes on", file=sys.stderr)
+    if rounds and reached >= rounds:
+        if not output.as_json:
+            print(_format_next_step(state, broker))
+        return
+    print("stopped; the same command goes on", file=sys.stderr)
+    if rounds:
         raise typer.Exit(130)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Spec
+from edge.bundle.bundle_format import Confidence, HeldOut
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import HoldOut, Images, LabelledImages, make_catalogue
 from trainer.data.class_names import check_own_aliases
@@ -97,6 +98,7 @@ def refit(
         model.metadata,
         classes=kept,
         federated=federated,
+        confidence=_restrict(model.metadata.confidence, spec.classes, rows),
         broadcast=metadata.broadcast,
         privacy=metadata.privacy,
         refits=metadata.refits + 1,
@@ -108,6 +110,25 @@ def refit(
         *personal_model.format_outcome(changed),
     ]
     return Refitted(made, notes)
+
+
+def _restrict(
+    confidence: Confidence | None, classes: Sequence[str], rows: Sequence[int]
+) -> Confidence | None:
+    """Return the calibration of a model that names only the classes in `rows`, in their order.
+
+    No image that judged it is of another class, and none got more than a trace of probability.
+    """
+    if confidence is None or confidence.held_out is None:
+        return confidence
+    labels, probabilities, accepted = confidence.held_out.arrays(len(classes))
+    named = probabilities[:, rows]
+    named /= named.sum(1, keepdims=True)
+    return msgspec.structs.replace(
+        confidence,
+        thresholds={classes[row]: confidence.thresholds[classes[row]] for row in rows},
+        held_out=HeldOut.of(np.searchsorted(rows, labels), named, accepted),
+    )
 
 
 def _spec_of(metadata: ModelMetadata, shared: Tensors) -> Spec:

@@ -842,6 +842,8 @@ def test_the_commands_say_what_goes_to_whom_and_tell_machines_the_same(
         f"if it reads out {asked['fingerprint']} as its request's fingerprint, give plant-a" in text
     )
     assert "for trials" not in text
+    assert "edge-node join --kit plant-a-kit/plant-a.kit" in text
+    assert "edge-node coordinate --kit coordinator.kit" in text, "provision has made that one"
     facts = json.loads(succeed("provision", "steel", "--json"))
     assert {each["name"]: each.get("answer") for each in facts["members"]}[
         "plant-a"

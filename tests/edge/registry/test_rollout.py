@@ -424,7 +424,9 @@ def test_with_several_lines_of_a_name_a_bundle_goes_nowhere_until_one_is_named(
         assert str(tmp_path / "elsewhere") in refused.stderr
         assert len(mine.digests()) == len(other.digests()) == 1
         named = "--line", "press-9", "--state", tmp_path / "elsewhere"
-        assert here("bundle", "add", two, *named).returncode == 0
+        added = here("bundle", "add", two, *named)
+        assert added.returncode == 0
+        assert f"--line press-9 --state {tmp_path / 'elsewhere'}" in added.stdout, "what comes next"
         assert (len(mine.digests()), len(other.digests())) == (1, 2)
     added = here("bundle", "add", two, "--line", "press-9")
     assert str(mine.folder) in added.stdout

@@ -286,6 +286,24 @@ def test_a_class_that_is_taken_out_is_never_named_and_the_others_are_told_apart_
     )
 
 
+def test_a_calibration_knows_nothing_of_a_class_that_is_taken_out(
+    plants: dict[str, Path], source: Path
+) -> None:
+    """Else a bundle of the model contradicts itself, and its export fails."""
+    add_a_class(plants[PLANT])
+    shutil.rmtree(plants[PLANT] / "patches")
+    with_it = refit(source, plants[PLANT]).model.metadata.confidence
+    confidence = refit(source, plants[PLANT], without=["patches"]).model.metadata.confidence
+    assert with_it
+    assert with_it.held_out
+    assert confidence
+    assert confidence.held_out
+    assert set(confidence.thresholds) == {"inclusion", "scratches"}
+    labels, probabilities, _ = confidence.held_out.arrays(2)
+    np.testing.assert_array_equal(labels, with_it.held_out.arrays(3)[0] // 2)
+    np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-3)
+
+
 def test_what_the_plant_calls_a_class_it_goes_on_to_call_so(
     plants: dict[str, Path], source: Path
 ) -> None:

@@ -439,11 +439,11 @@ def _check_look_alikes(facts: Facts, groups: Groups) -> Findings:
         yield Finding(
             "hint",
             "alike",
-            f"{count} of {len(facts)} images are in {len(found)} group(s) of look-alikes; each "
-            "group trains or is held out as a "
+            f"{count} of {len(facts)} images are in {len(found)} group(s), of look-alikes or as "
+            "--group says; each group trains or is held out as a "
             f"whole:{format_lines([_format_group(facts, members) for members in found])}",
-            "look at them: where they show one spot all is well; what else belongs together, "
-            "--group says",
+            "look at them: where those of a group show one spot all is well; what else belongs "
+            "together, --group says",
             format_paths(facts[position].path for position in itertools.chain.from_iterable(found)),
         )
 

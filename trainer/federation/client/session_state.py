@@ -405,12 +405,11 @@ def _handle_round_state(state: Session, target: RoundState) -> Step:
     if target is not state.target:
         # of an earlier process of the coordinator, or of one that has not welcomed us so far
         return state, ()
-    is_news = (
-        target.reason
-        and target.status == "open"
-        and (before is None or before.reason != target.reason)
-    )
-    notes: list[Effect] = [_note(f"round {target.round} is {target.reason}")] if is_news else []
+    notes = list[Effect]()
+    reason_before = "" if before is None else before.reason
+    if target.status == "open" and target.reason != reason_before:
+        outcome = f"is {target.reason}" if target.reason else "goes on"
+        notes += [_note(f"round {target.round} {outcome}")]
     notes += _tell_keys(state) if before is None or before.round < target.round else []
     step = _offer(state) if before is None else _proceed(state)
     return _then(notes, step)

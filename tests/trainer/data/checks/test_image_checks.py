@@ -230,7 +230,7 @@ def test_groups_within_the_folder_are_counted_and_listed_for_machines(plant: Pat
     report = check(plant)
     finding = found(report, "alike")
     assert finding.severity == "hint"
-    assert finding.text.startswith("8 of 34 images are in 4 group(s) of look-alikes")
+    assert finding.text.startswith("8 of 34 images are in 4 group(s)")
     listed = findings_output.summarise(report).groups
     assert [str(plant / "dent" / "0.png"), str(plant / "dent" / "sister-0.png")] in [
         sorted(group) for group in listed

@@ -299,6 +299,16 @@ def test_a_broadcast_that_comes_when_a_newer_round_is_open_is_not_trained_from()
     assert node.trained == []
 
 
+def test_a_pause_is_told_and_so_is_its_end() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    assert "too few" in texts(show(node, 1, reason="too few"))
+    assert texts(show(node, 1, reason="too few")) == ""
+    assert "goes on" in texts(show(node, 1))
+    assert texts(show(node, 1)) == ""
+
+
 def test_a_delayed_round_state_changes_nothing() -> None:
     node = begin()
     welcome(node)
