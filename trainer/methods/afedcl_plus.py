@@ -79,8 +79,8 @@ def normalised_loss(
 def _settle(first: Arrays, trained: Arrays) -> Arrays:
     """Return the trained broadcast with the mean of the first and the trained encoder.
 
-    Training forgets what other plants' classes need; the mean keeps most of what it gains, and on
-    tuning images loses nothing (docs/results.md).
+    Training forgets what other plants' classes need; the mean keeps most of what it gains, and
+    forgets less (docs/results.md).
     """
     encoder = select(trained, ("encoder",))
     return {**trained, **average(select(first, ("encoder",)), encoder)}
