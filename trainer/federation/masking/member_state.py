@@ -18,6 +18,7 @@ from broker_config.protocol.messages import MaskingStep, Name, PublicKeys
 from broker_config.security import mask_keys
 from broker_config.security.mask_keys import RoundSecrets, Scope
 from broker_config.security.signing import ForgedError
+from edge.terminal.formatting import format_names
 from trainer.federation.masking import LEAST_NODES, count_neighbours, scarce_classes, shares_needed
 
 
@@ -66,6 +67,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     writes: int = 0
     # the newest round with masks of each run that the node was in before this one
     earlier: dict[str, int] = {}
+    # whose sums were counted in the first round of sums of each run
+    summed: dict[str, tuple[Name, ...]] = {}
 
     @property
     def can_mask(self) -> bool:
@@ -94,7 +97,14 @@ def begin(member: Member, record: Record | None, round_: int) -> Record:
         reached = earlier.pop(member.run, 0)
         if round_ <= reached:
             raise went_back(round_, reached)
-        return Record(run=member.run, round=round_, root=root, spec=member.spec, earlier=earlier)
+        return Record(
+            run=member.run,
+            round=round_,
+            root=root,
+            spec=member.spec,
+            earlier=earlier,
+            summed={} if record is None else record.summed,
+        )
     if record.spec != member.spec:
         raise EdgeNodeError(
             f"round {record.round} was begun under another spec of this run: masks are used once",
@@ -260,7 +270,27 @@ def _take_shares(
             "least",
         )
     _check_holders(member, record, counted)
-    return replace(record, counted=counted, shares=dict(shares))
+    summed = record.summed
+    if member.sums(record.round):
+        _check_same_sums(record, known)
+        summed = {record.run: counted, **summed}
+    return replace(record, counted=counted, shares=dict(shares), summed=summed)
+
+
+def _check_same_sums(record: Record, nodes: set[str]) -> None:
+    """Check that a later round of sums is of the nodes of the first one.
+
+    A coordinator can serve the first encoder again, whose sums are the same: those of a node that
+    is in one of the two rounds alone would be their difference.
+    """
+    first = {*record.summed.get(record.run, nodes)}
+    if first != nodes:
+        raise EdgeNodeError(
+            f"round {record.round} sums other nodes than the first round of sums: "
+            f"{format_names(sorted(first ^ nodes))} would be told from the difference",
+            "have the coordinator's operator end this run; this node keeps the model of its first "
+            "sums",
+        )
 
 
 def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) -> Record:

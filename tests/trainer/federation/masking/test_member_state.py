@@ -422,6 +422,27 @@ def test_sums_leave_nobody_out_whose_masks_count() -> None:
     member_state.advance(round_.members[NODE], record, step(survivors=round_.names))
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_later_round_of_sums_is_of_the_nodes_of_the_first_one(between: bool) -> None:
+    """The coordinator may serve the first encoder again: the sums of who is in one of the two
+    rounds alone would be their difference. Another run in between makes no node forget.
+    """
+    round_, record = reach("is_shared")
+    member = round_.members[NODE]._replace(sums=lambda _: True)
+    first = (*record.counted[:-1],)
+    record = msgspec.structs.replace(record, summed={RUN: first})
+    if between:
+        record = member_state.begin(member._replace(run="f" * 16), record, 1)
+    begun = member_state.begin(member, record, 7)
+    begun = msgspec.structs.replace(begun, cohort=round_.records[NODE].cohort)
+    for counted, missing in (((*first, "plant-5"), "plant-5"), (first[:-1], first[-1])):
+        said = MaskingStep(run=RUN, round=7, counted=counted)
+        with pytest.raises(EdgeNodeError, match=missing):
+            member_state.advance(member, begun, said)
+    said = MaskingStep(run=RUN, round=7, counted=first)
+    assert member_state.advance(member, begun, said)[0].counted == first
+
+
 def test_classes_are_told_under_the_signature_of_who_has_them() -> None:
     """A coordinator cannot make holders up."""
     round_ = MaskedRound(6, classes=CLASSES)
