@@ -94,6 +94,7 @@ def begin(member: Member, record: Record | None, round_: int) -> Record:
     if record is None or record.run != member.run or record.round < round_:
         root = mask_keys.draw_root().hex()
         earlier = {} if record is None else {**record.earlier, record.run: record.round}
+        summed = {} if record is None else record.summed
         reached = earlier.pop(member.run, 0)
         if round_ <= reached:
             raise went_back(round_, reached)
@@ -103,7 +104,7 @@ def begin(member: Member, record: Record | None, round_: int) -> Record:
             root=root,
             spec=member.spec,
             earlier=earlier,
-            summed={} if record is None else record.summed,
+            summed=summed,
         )
     if record.spec != member.spec:
         raise EdgeNodeError(
