@@ -66,6 +66,7 @@ KNOWN = (
             "timeline.jsonl",
             "masks.json",
             "masks-copy.json",
+            "model/*",
         )
     ),
 )

@@ -13,7 +13,7 @@ from trainer.methods import make
 from trainer.methods.base import Method, sent_tensors
 from trainer.methods.statistics_head import list_encoders, put_below
 from trainer.models.catalogue import FEATURES
-from trainer.models.named_tensors import Arrays
+from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network
 from trainer.seeding import generator
 from trainer.training.privacy_plan import check_method
@@ -74,14 +74,16 @@ def check_scales(spec: Spec, broadcast: Arrays, round_: int) -> None:
     In round 1 one bit is allowed, because rounding may raise a tensor's largest exponent by one.
     A later round starts from trained tensors, so a node that comes then does not know the values
     that the scales were made of. It allows the headroom that a sum has: a tensor that has moved
-    farther is refused by the coordinator of an open sum, too.
+    farther is refused by the coordinator of an open sum, too. Tensors that no node contributes,
+    such as what is relayed, have no such bound then, and nothing leaves the node in their steps.
 
     Raises:
         UsageError: a scale differs by more: such steps would hide nothing, or lose the values.
     """
     scale = grid.scale_for if spec.mask_threshold else scale_for
     allowed = 1 if round_ == 1 else HEADROOM + 1
-    for name, tensor in spec.tensors.items():
+    checked = spec.tensors if round_ == 1 else select(spec.tensors, spec.sends)
+    for name, tensor in checked.items():
         if abs(tensor.scale - scale(broadcast[name], spec.nodes)) > allowed:
             raise UsageError(
                 f"the coordinator of federation {spec.federation!r} wants {name[:100]} in steps of "
