@@ -110,6 +110,7 @@ def label_all(line: Daemon, taught: dict[Path, str]) -> int:
             label = taught.get(images[shown])
             page.tab.keyboard.press(str(CLASSES.index(label) + 1) if label else "x")
             expect(page.tab.locator("#waiting")).to_have_text(f"Waiting: {left}")
+        wait_until(lambda: not waiting(line))  # until all are saved
         assert page.problems == []
     return sum(path in taught for path in images.values())
 
