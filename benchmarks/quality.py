@@ -64,7 +64,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """How far the told accuracy is from the true one, in points."""
+        """Difference between the told accuracy and the true one, in points."""
         return abs(self.told - self.served)
 
 

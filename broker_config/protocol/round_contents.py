@@ -75,7 +75,7 @@ def hides_contributions(spec: Spec | VflSpec) -> bool:
 
 
 def predates_binding(spec: Spec | VflSpec) -> bool:
-    """Whether masks or noise of a run are those of an earlier version, and could hide two things.
+    """Return whether masks or noise of a run are of an earlier version, and could hide two things.
 
     The masks and noise of today's runs follow from the digest of the spec.
     """

@@ -216,8 +216,8 @@ class LabelQueue:
         folder = self._retention.folder
         if newest is None or not all((folder / image.kept).exists() for image in newest.images):
             raise UsageError(
-                f"there is no label of {person} that can be undone",
-                f"only a person's own newest {UNDOABLE} can, while their images are kept: move "
+                f"{person} has no label to undo",
+                f"only the newest {UNDOABLE} of one's own can be undone, while their images are kept: move "
                 f"others by hand in {self._target}",
             )
         with disk.writing(self._target):

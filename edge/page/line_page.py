@@ -115,8 +115,8 @@ class LinePage:
     ) -> None:
         """With `labels` a verdict can be overruled, and what labels say of the model is shown.
 
-        `away` tells the sinks whose receivers take no verdicts. `labels_damaged`: there are none,
-        since their history could not be read.
+        `away` returns the sinks whose receivers take no verdicts now. `labels_damaged` says that
+        `labels` is missing because the history could not be read.
         """
         self._labels = labels
         self._away = away

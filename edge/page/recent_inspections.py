@@ -66,7 +66,7 @@ class LatencyTold(TypedDict):
 
 
 class ShownVerdict(Struct, frozen=True, kw_only=True):
-    """What people see of a verdict: without its tiles, which would be most of the message."""
+    """The part of a verdict that a page shows. Its tiles would be most of the message."""
 
     id: str
     image: Annotated[str, Meta(description="As its source called it")]

@@ -365,7 +365,7 @@ def running_lines() -> list[tuple[Path, str]]:
 
 
 def list_lines(state: Path) -> list[tuple[Path, str]]:
-    """The same of each line that has a store in a state folder, whether it runs or not."""
+    """Return folder and name of each line with a store in a state folder, running or not."""
     return sorted((state, store.parent.name) for store in state.glob(f"{_FOLDER}/*/state.json"))
 
 

@@ -44,7 +44,7 @@ class Origin(Protocol):
     id: str  # of its numbers: another one counts anew
 
     def contains(self, seq: int, id_: str) -> bool:
-        """Whether it holds the outcome with this number and id."""
+        """Return whether it holds the outcome with this number and id."""
 
 
 class SinkSettings(Protocol):

@@ -8,7 +8,7 @@ from edge.inference.pipeline import Source
 
 
 class Access(NamedTuple):
-    """What of this machine a source needs, so that a service can be given it."""
+    """Access to this machine that a source needs, for the service that runs it."""
 
     reads: tuple[Path, ...] = ()  # files and folders
     writes: tuple[Path, ...] = ()

@@ -198,7 +198,7 @@ def _find_store(state: Path | None, line: str | None, *, is_new: bool = False) -
             "/var/lib/NAME)"
         )
     )
-    raise UsageError(f"there is no line {name} in {default}", options)
+    raise UsageError(f"no line called {name} has its state in {default}", options)
 
 
 def _format_line(found: tuple[Path, str]) -> str:

@@ -200,7 +200,7 @@ def _propose_by_numbers(
 
 
 def _is_plausible(keys: Mapping[Path, str], entries: Sequence[Entry]) -> bool:
-    """Whether groups are neither classes nor single images."""
+    """Return whether groups are neither classes nor single images."""
     sizes = Counter(keys.values())
     classes = {entry.class_name for entry in entries}
     if not sizes or len(sizes) < 2 * len(classes):

@@ -284,7 +284,7 @@ class Participant:
 
     @property
     def account(self) -> Account:
-        """What has left the node of its images."""
+        """The account of what has left the node of its images."""
         return self._account
 
     @property

@@ -156,11 +156,16 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(name: str) -> N
     code = (
         f"import sys\nsys.modules[{name!r}] = None\n"
         "from trainer.progress import ignore\nfrom trainer.progress.trackers import track\n"
-        f"with track({{{name!r}: 'runs'}}, ignore): pass\n"
+        "from broker_config.protocol.errors import UsageError\n"
+        "try:\n"
+        f"    with track({{{name!r}: 'runs'}}, ignore): pass\n"
+        "except UsageError as error:\n"
+        "    print(error.what, error.remedy, sep='\\n')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert name in done.stderr
-    assert "pip install 'edge-node[tracking]'" in done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    what, remedy = done.stdout.splitlines()
+    assert name in what
+    assert "pip install 'edge-node[tracking]'" in remedy
 
 
 def test_no_tracker_loads_torch_which_a_coordinator_may_not_have() -> None:
