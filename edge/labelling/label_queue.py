@@ -217,8 +217,8 @@ class LabelQueue:
         if newest is None or not all((folder / image.kept).exists() for image in newest.images):
             raise UsageError(
                 f"{person} has no label to undo",
-                f"only the newest {UNDOABLE} of one's own can be undone, while their images are kept: move "
-                f"others by hand in {self._target}",
+                f"only the newest {UNDOABLE} of one's own can be undone, while their images are "
+                f"kept: move others by hand in {self._target}",
             )
         with disk.writing(self._target):
             self._folder.finish(self.history.newest)
