@@ -190,7 +190,8 @@ def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     nothing = here("bundle", "list", "--line", "press-7")
     assert nothing.returncode == 2
-    assert "no line press-7" in nothing.stderr
+    assert "press-7" in nothing.stderr
+    assert str(tmp_path / "home") in nothing.stderr
     with serving_daemon(tmp_path / "elsewhere", tiny(tmp_path / "1"), "--line", "press-7") as line:
         assert json.loads(here("bundle", "list", "--line", "press-7", "--json").stdout)["active"]
         second = here("bundle", "add", tiny(tmp_path / "2", 2), "--line", "press-7").stdout.split()[
