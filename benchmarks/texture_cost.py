@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from trainer.models import backbones
 from trainer.models.named_tensors import add_prefix, is_frozen, is_trainable
 from trainer.models.network import Network, Tensors
-from trainer.models.texture.texture_presets import PRESETS
 
 _BATCH = 32
 

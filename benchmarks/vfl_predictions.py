@@ -21,9 +21,15 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.frames import Embedded, encode_frame
-from edge.vfl.party_bundle import Manifest, read_bundle
-from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, append_products, append_rows
+from edge_node.extensions.vfl.drawn_products import (
+    CLASSES,
+    LABELS,
+    DrawnStations,
+    append_products,
+    append_rows,
+)
+from edge_node.extensions.vfl.frames import Embedded, encode_frame
+from edge_node.extensions.vfl.line.party_bundle import Manifest, read_bundle
 from trainer.demo.demo_processes import Processes
 
 _PAUSE = 0.02  # seconds between two products

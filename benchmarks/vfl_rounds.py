@@ -34,15 +34,19 @@ import paho.mqtt.client as paho
 import torch
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from broker_config.protocol.frames import encode_frame
-from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from broker_config.security.kit import Kit
+from edge_node.extensions.vfl.frames import encode_frame
+from edge_node.extensions.vfl.messages import Recipe, VflSpec, Window
+from edge_node.extensions.vfl.server.journal import history
+from edge_node.extensions.vfl.simulation import Simulation, release
+from edge_node.extensions.vfl.tensor_frames import (
+    embedding_frames,
+    opening_frames,
+    representation_frames,
+)
 from tests.support.mosquitto import Mosquitto
 from tests.support.provisioned_federation import guarded
 from tests.support.vfl_sensor_files import CLASSES, Plant, Processes, simulated
-from trainer.vfl.server.journal import history
-from trainer.vfl.simulation import Simulation, release
-from trainer.vfl.tensor_frames import embedding_frames, opening_frames, representation_frames
 
 WARM = 0.2  # of the rounds, which do not count
 PATIENCE = 120.0  # seconds for a run

@@ -9,10 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from edge_node.extensions.textures.networks.musten import Codebook
+from edge_node.extensions.textures.networks.texture_network import (
+    CodebookHead,
+    PooledHead,
+    TextureNetwork,
+)
+from edge_node.extensions.textures.networks.trunk import GlobalAveragePooling
 from trainer.models import backbones
-from trainer.models.texture.musten import Codebook
-from trainer.models.texture.texture_network import CodebookHead, PooledHead, TextureNetwork
-from trainer.models.texture.trunk import GlobalAveragePooling
 
 Evidence = Callable[[Tensor], Tensor]
 """A head's weight -> [n, classes, h, w], whose mean over space is the head times the features.

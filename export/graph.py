@@ -19,13 +19,13 @@ from torch.nn.functional import linear
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Preprocessing
+from edge_node.extensions.textures.networks.texture_network import remove_stem
 from export import class_evidence
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
 from trainer.models.fusion import ALONE, NOVELTY, OWN, RECEIVED, Fusion
 from trainer.models.named_tensors import is_below
 from trainer.models.network import Tensors
-from trainer.models.texture.texture_network import remove_stem
 
 EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "features", "maps")
 OUTPUTS = ("probabilities", *EXTRAS)

@@ -331,11 +331,11 @@ def agent(
     import torch
     from rich.console import Console
 
+    from edge_node.extensions.vfl.policies.latency import SimulatedTimings
     from research.dao_vfl.policies.agent_training import table, train
     from research.dao_vfl.policies.measured_timings import read
     from research.dao_vfl.presets import WORTH
     from trainer import progress
-    from trainer.vfl.policies.latency import SimulatedTimings
 
     if out.suffix != ".onnx":
         raise UsageError(

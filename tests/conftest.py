@@ -56,18 +56,15 @@ NEEDS = find_needs()
 # What the main promises do without: `make slow` runs all of it.
 SLOW = (
     "benchmarks",
-    "edge/sinks/sparkplug",
-    "edge/sinks/test_opcua.py",
-    "edge/sources/test_genicam.py",
-    "edge/sources/test_genicam_process.py",
-    "edge/sources/test_opcua.py",
+    "edge_node/extensions/audit",
+    "edge_node/extensions/genicam",
+    "edge_node/extensions/opcua",
+    "edge_node/extensions/record",
+    "edge_node/extensions/sparkplug",
+    "edge_node/extensions/textures",
+    "edge_node/extensions/tracking",
     "research",
-    "trainer/audit",
-    "trainer/methods/fedtfi",
     "trainer/models/test_fast_kernels.py",
-    "trainer/models/texture",
-    "trainer/progress/trackers",
-    "trainer/record",
     "trainer/report",
 )
 

@@ -34,13 +34,13 @@ END
   install "$python" camera
   venv/bin/python -c "import cv2, edge.sources.camera; assert cv2.VideoCapture"
   install "$python" opcua
-  venv/bin/python -c "import asyncua, edge.sources.opcua, edge.sinks.opcua"
+  venv/bin/python -c "import asyncua, edge_node.extensions.opcua.source, edge_node.extensions.opcua.sink"
   install "$python" genicam
-  venv/bin/python -c "import harvesters.core, edge.sources.genicam, edge.sources.genicam_process"
+  venv/bin/python -c "import harvesters.core, edge_node.extensions.genicam.source, edge_node.extensions.genicam.genicam_process"
   install "$python" sparkplug
-  venv/bin/python -c "import edge.sinks.sparkplug.payload"
+  venv/bin/python -c "import edge_node.extensions.sparkplug.payload"
   install "$python" tracking
-  venv/bin/python -c "import trainer.progress.trackers.mlflow, trainer.progress.trackers.tensorboard"
+  venv/bin/python -c "import edge_node.extensions.tracking.mlflow, edge_node.extensions.tracking.tensorboard"
 done
 install "$1" train "$weights"
 venv/bin/edge-node surfaces images --plants 2 --per-class 6 --size 32 --quiet >/dev/null

@@ -181,7 +181,7 @@ def test_the_server_imports_no_torch_not_even_inside_functions():
         "trainer.federation.server",
         "trainer.data.checks",
         "trainer.methods",
-        "trainer.record",
+        "edge_node.extensions.record",
     ],
 )
 def test_torch_is_not_loaded_through_another_module_either(package):

@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import tiny_bundle
 
-ROOMS = ("edge.inference.predictor", "trainer.vfl.policies.selection", "export.parity")
+ROOMS = ("edge.inference.predictor", "edge_node.extensions.vfl.policies.selection", "export.parity")
 
 
 @pytest.mark.parametrize("module", ROOMS)

@@ -25,7 +25,7 @@ from broker_config.protocol.messages import (
     Message,
     TensorSpec,
 )
-from broker_config.protocol.vfl_messages import VflMessage
+from edge_node.extensions.vfl.messages import VflMessage
 
 MAX_MESSAGE = 100 * 1024  # bytes
 # begins a signed message (`signing`); neither JSON nor safetensors begin so

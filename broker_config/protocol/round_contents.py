@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from broker_config.protocol.messages import Spec, TensorSpec
-from broker_config.protocol.vfl_messages import VflSpec
+from edge_node.extensions.vfl.messages import VflSpec
 
 # of a masked contribution, in whole parts of the largest one that a method allows
 MASKED_WEIGHT = "masked.weight"

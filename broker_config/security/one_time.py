@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.vfl_messages import VflSpec
+from edge_node.extensions.vfl.messages import VflSpec
 
 
 def digest_spec(spec: Spec | VflSpec) -> str:

@@ -7,12 +7,12 @@ from broker_config.protocol.errors import UsageError
 from edge.config.instance import Instance
 from edge.daemon import line_settings
 from edge.inference.pipeline import Source
-from edge.registry import bundle_messages
+from edge_node.extensions.bundle_delivery import bundle_messages
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
-    from edge.registry.bundle_receiver import BundleReceiver
     from edge.registry.rollout import Rollout
+    from edge_node.extensions.bundle_delivery.bundle_receiver import BundleReceiver
 
 
 def open_sources(wanted: Iterable[line_settings.Source], instance: Instance) -> list[Source]:
@@ -36,7 +36,7 @@ def open_bundle_receiver(
     UsageError when the settings or a missing verifier forbid it.
     """
     # Only loaded where it is used
-    from edge.registry.bundle_receiver import BundleReceiver  # noqa: PLC0415
+    from edge_node.extensions.bundle_delivery.bundle_receiver import BundleReceiver  # noqa: PLC0415
 
     return BundleReceiver(wanted, instance.line, rollout, verifier)
 

@@ -18,7 +18,6 @@ from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
 from edge.labelling import label_queue
 from edge.outbox.limits import Limits
-from edge.registry import bundle_messages
 from edge.registry.pre_rollout_checks import Gate
 from edge.sinks import jsonl, mqtt
 from edge.sinks.sink import SinkSettings
@@ -27,6 +26,7 @@ from edge.sources.source import SourceSettings
 from edge.uncertainty import drift as drifting
 from edge.uncertainty import image_retention as keeping
 from edge.uncertainty import uncertainty_check
+from edge_node.extensions.bundle_delivery import bundle_messages
 
 SOURCES: Registry[type[SourceSettings]] = Registry("sources")
 SINKS: Registry[type[SinkSettings]] = Registry("sinks")

@@ -15,11 +15,11 @@ from broker_config.mqtt.handshake import VERIFY, newest_version, unreachable_err
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.messages import Message, Spec
-from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.kit import Kit
 from broker_config.security.message_signing import MessageSigner
 from edge.doctor.probe import CheckContext, Outcome, Result
 from edge.terminal.formatting import EXPIRY_WARNING, format_expiry, pluralize
+from edge_node.extensions.vfl.messages import VflSpec
 
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds

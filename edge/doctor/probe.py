@@ -28,8 +28,8 @@ from broker_config.protocol.codec import encoded_size
 from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import broadcast_tensors
-from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.transfer.blob_transfer import CHUNK
+from edge_node.extensions.vfl.messages import VflSpec
 
 Outcome = Literal["ok", "warning", "failure", "unknown"]
 SESSION = 120  # seconds: if we are killed, an MQTT 5 broker drops the session after this time

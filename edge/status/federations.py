@@ -31,8 +31,8 @@ from broker_config.protocol.messages import (
     Spec,
     Stage,
 )
-from broker_config.protocol.vfl_messages import VflOverview
 from edge.terminal.formatting import natural_key
+from edge_node.extensions.vfl.messages import VflOverview
 
 _RETAINED_TIMEOUT = 3.0  # seconds to wait for retained messages
 _POLL_INTERVAL = 0.2  # seconds

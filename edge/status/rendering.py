@@ -11,7 +11,6 @@ from rich.text import Text
 from broker_config.protocol import topics
 from broker_config.protocol.errors import replace_unprintable
 from broker_config.protocol.messages import NodeState
-from broker_config.protocol.vfl_messages import VflOverview
 from edge.status.federations import FederationStatus, StatusMonitor
 from edge.terminal.formatting import (
     EXPIRY_WARNING,
@@ -24,6 +23,7 @@ from edge.terminal.formatting import (
     pluralize,
 )
 from edge.terminal.tables import Row, node_table, one_line
+from edge_node.extensions.vfl.messages import VflOverview
 
 # the last three are of what a node has contributed
 _TITLES = ("state", "last seen", "round", "weight", "up")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from broker_config.protocol.vfl_messages import Validation
+from edge_node.extensions.vfl.messages import Validation
 
 EXPIRY_WARNING = timedelta(days=30)  # before a certificate or charter expires, it should be renewed
 _LISTED_NAMES = 5

@@ -146,8 +146,8 @@ def send(
     A federation's broker is refused.
     """
     from broker_config.mqtt.endpoint import Endpoint
-    from edge.registry import bundle_sender
     from edge.registry.control_requests import Answer
+    from edge_node.extensions.bundle_delivery import bundle_sender
 
     def show(text: str) -> None:
         print(text, file=sys.stderr)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     from broker_config.mqtt.client import Endpoint
-    from trainer.audit.audit import Audited
+    from edge_node.extensions.audit.audit import Audited
     from trainer.progress import Report
 
 app = typer.Typer()
@@ -433,8 +433,8 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
     stop = stop_on_signals(_STOPPED)
     with output.reporter() as report:
         report(progress.Step(what="loading torch, which takes seconds"))
-        from trainer.audit import audit_page
-        from trainer.federation.client.federation_audit import audit_federation, audit_sent
+        from edge_node.extensions.audit import audit_page
+        from edge_node.extensions.audit.federation_audit import audit_federation, audit_sent
 
         if options.state:
             audited: Audited | None = audit_sent(

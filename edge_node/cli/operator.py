@@ -201,7 +201,7 @@ def record(
     """
     import msgspec
 
-    from trainer.record.record_file import export
+    from edge_node.extensions.record.record_file import export
 
     file = out or Path(f"{state.resolve().name}.record")
     opened = open_kit(kit) if kit else None
@@ -225,7 +225,7 @@ def card(
     figures with intervals, limits, hashes.
     """
     from edge.bundle.bundle_format import read_bundle
-    from edge.bundle.model_card import model_card
+    from edge_node.extensions.record.model_card import model_card
 
     print(model_card(read_bundle(bundle)), end="")
 
@@ -263,7 +263,7 @@ def verify(
     import msgspec
 
     from broker_config.security.trust import read
-    from trainer.record import offline_verification
+    from edge_node.extensions.record import offline_verification
 
     trusted = read(trust) if trust else None
     results = offline_verification.verify(paths, trusted, head)

@@ -304,7 +304,7 @@ class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
     @contextmanager
     def reporter(self) -> "Iterator[Report]":
         """As that of `OutputOptions`; UsageError also if a tracker cannot be used."""
-        from trainer.progress.trackers import track
+        from edge_node.extensions.tracking import track
 
         wanted = parse_pairs(self.track, "--track", "{}=runs")
         with super().reporter() as report, track(wanted, report) as tracked:

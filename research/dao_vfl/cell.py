@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
+from edge_node.extensions.vfl.messages import Channel, Denoising, Recipe, Window
 from research.dao_vfl.data import Split
 from research.runner import cell
 

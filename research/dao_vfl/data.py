@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.vfl import cmapss
+from edge_node.extensions.vfl.cmapss import Engines
+from edge_node.extensions.vfl.simulation import Stream
 from research.runner.tuning import Pool
-from trainer.data import cmapss
-from trainer.data.cmapss import Engines
 from trainer.seeding import generator
-from trainer.vfl.simulation import Stream
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

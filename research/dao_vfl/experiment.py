@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.vfl.policies.selection import OnnxAgent
 from research.dao_vfl import data, figures, measures, reported, tables
 from research.dao_vfl.cell import Cell, Finished
 from research.dao_vfl.data import Inputs
@@ -17,7 +18,6 @@ from research.runner.machine import TORCH
 from research.runner.panels import Entry, arrange
 from research.runner.paper import Grid, Order, Paper, Report, Work, distinct
 from trainer import progress
-from trainer.vfl.policies.selection import OnnxAgent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker_config.protocol.vfl_messages import Channel, Denoising
+from edge_node.extensions.vfl.messages import Channel, Denoising
 from research.dao_vfl.cell import Cell
 from research.dao_vfl.data import Split
 from research.dao_vfl.presets import ETAS, WORTH, Study

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.terminal.formatting import pluralize
+from edge_node.extensions.vfl.policies.latency import SimulatedTimings
 from research.dao_vfl import reported
 from research.dao_vfl.cell import Cell, Finished
 from research.dao_vfl.data import SUBSETS
@@ -15,7 +16,6 @@ from research.dao_vfl.grids import FIXED
 from research.dao_vfl.policies.problem import balanced
 from research.dao_vfl.presets import WORTH
 from research.runner.panels import Panel
-from trainer.vfl.policies.latency import SimulatedTimings
 
 Curve = dict[int, float]  # a value by round
 _CLASSES = 131  # of C-MAPSS

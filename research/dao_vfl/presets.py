@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
+from edge_node.extensions.vfl.messages import Channel, Denoising, Recipe, Window
 from research.dao_vfl.data import SUBSETS
 from research.dao_vfl.policies.learning_curve import CIFAR_10, FD002, FD002_MINIBATCH, Curve
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from broker_config.protocol.vfl_messages import VflSpec, Window
+from edge_node.extensions.vfl.algorithm import split_batches
+from edge_node.extensions.vfl.messages import VflSpec, Window
+from edge_node.extensions.vfl.networks import build_feature_model, build_head_model, embedding_size
+from edge_node.extensions.vfl.simulation import SimulatedRound, Stream
 from trainer.seeding import key_to_seed
-from trainer.vfl.algorithm import split_batches
-from trainer.vfl.networks import build_feature_model, build_head_model, embedding_size
-from trainer.vfl.simulation import SimulatedRound, Stream
 
 _PART = 4096  # samples at once where nothing is learnt
 _STEPS, _BATCH, _RATE = 3000, 256, 1e-3  # of the fixed model, with Adam

@@ -12,16 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.vfl_messages import VflSpec
+from edge_node.extensions.vfl.messages import VflSpec
+from edge_node.extensions.vfl.policies.iteration_rules import RULES
+from edge_node.extensions.vfl.policies.latency import (
+    Floats,
+    Ints,
+    SimulatedTimings,
+    disparity,
+    latencies,
+)
+from edge_node.extensions.vfl.policies.policy import Policy, Timing
+from edge_node.extensions.vfl.policies.selection import OnnxAgent
+from edge_node.extensions.vfl.simulation import Simulation, Stream
 from research.dao_vfl.cell import Cell, Finished, Point
 from research.dao_vfl.data import SUBSETS, Inputs, Parts, split
 from research.dao_vfl.reference import Central, Fixed
 from research.runner.machine import check_torch, machine
-from trainer.vfl.policies.iteration_rules import RULES
-from trainer.vfl.policies.latency import Floats, Ints, SimulatedTimings, disparity, latencies
-from trainer.vfl.policies.policy import Policy, Timing
-from trainer.vfl.policies.selection import OnnxAgent
-from trainer.vfl.simulation import Simulation, Stream
 
 Player = Simulation | Central | Fixed
 AGENT = "agent "  # before the digest of a trained policy

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.textures.networks.texture_presets import PRESETS as NETWORKS
 from research.fedtfi import data, figures, reported, tables, variants
 from research.fedtfi.cell import Cell, Finished
 from research.fedtfi.data import DATASETS, Inputs
@@ -21,7 +22,6 @@ from trainer.data.class_folders import load, merge
 from trainer.models import backbones
 from trainer.models.catalogue import suggest_weights
 from trainer.models.initial_weights import choose_weights
-from trainer.models.texture.texture_presets import PRESETS as NETWORKS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import torch
 
+from edge_node.extensions.audit.audit import Audit, audit
+from edge_node.extensions.audit.exposure import MEANINGS, MODES, SEEN
 from research.runner.store import Records
 from trainer import progress
-from trainer.audit.audit import Audit, audit
-from trainer.audit.exposure import MEANINGS, MODES, SEEN
 from trainer.data import class_folders
 from trainer.data.class_folders import Catalogue, Images
 from trainer.data.partition import select_pool

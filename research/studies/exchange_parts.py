@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from edge_node.extensions.textures import patch_bank
 from research.fedtfi.cell import Cell, Finished
 from research.fedtfi.data import Inputs
 from research.fedtfi.experiment import FEDTFI, FedTFIOrder
@@ -31,7 +32,6 @@ from research.runner.processes import over_processes
 from research.runner.statistics import paired_difference, spread
 from research.runner.store import Records
 from trainer import progress
-from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays
 
 

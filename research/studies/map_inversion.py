@@ -1,6 +1,6 @@
 """Inversion of more than a node sends: of whole maps, and of items whose places are known.
 
-As `trainer.audit.patch_inversion`, which inverts items as they are sent.
+As `edge_node.extensions.audit.patch_inversion`, which inverts items as they are sent.
 """
 
 from typing import cast
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.audit.fitted_network import fitted
-from trainer.audit.patch_inversion import Invert, Plant, begin, scale
+from edge_node.extensions.audit.fitted_network import fitted
+from edge_node.extensions.audit.patch_inversion import Invert, Plant, begin, scale
 from trainer.privacy.patch_protection import ChannelStatistics, Floats, Protection, protect
 
 

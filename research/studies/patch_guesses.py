@@ -1,7 +1,7 @@
 """Guesses of what else a patch tells: its class, its plant, linkage to one image.
 
-As in `trainer.audit.patch_inference`, the attacker knows the model and how patches are cut and
-protected.
+As in `edge_node.extensions.audit.patch_inference`, the attacker knows the model and how patches
+are cut and protected.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.audit.fitted_network import perceptron
-from trainer.audit.patch_inversion import Items, Plant, Whole, cut, scale
+from edge_node.extensions.audit.fitted_network import perceptron
+from edge_node.extensions.audit.patch_inversion import Items, Plant, Whole, cut, scale
 from trainer.privacy.patch_protection import ChannelStatistics, Floats, Protection, draw_mixtures
 from trainer.seeding import generator, key_to_seed
 

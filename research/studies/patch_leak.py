@@ -33,13 +33,13 @@ import numpy as np
 import torch
 
 from broker_config.protocol.messages import Spec
+from edge_node.extensions.audit import measures
+from edge_node.extensions.audit import patch_inference as inference
+from edge_node.extensions.audit import patch_inversion as inversion
+from edge_node.extensions.audit.patch_inversion import Items, Plant
 from research.pretraining.texture_patterns import texture
 from research.runner.store import Records
 from research.studies import map_inversion, patch_guesses
-from trainer.audit import measures
-from trainer.audit import patch_inference as inference
-from trainer.audit import patch_inversion as inversion
-from trainer.audit.patch_inversion import Items, Plant
 from trainer.data import class_folders as data
 from trainer.data import drawn_surfaces
 from trainer.data.class_folders import Images, LabelledImages

@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
+from edge_node.extensions.vfl import cmapss
+from edge_node.extensions.vfl.channel_noise import parse_channel
+from edge_node.extensions.vfl.drawn_products import DrawnStations
+from edge_node.extensions.vfl.messages import Denoising, Privacy, Recipe, VflSpec, Window
+from edge_node.extensions.vfl.privacy import count_releases, spent_epsilon
+from edge_node.extensions.vfl.simulation import Simulation, Stream, release
 from research.dao_vfl import data
-from trainer.data import cmapss
-from trainer.data.drawn_products import DrawnStations
-from trainer.vfl.channel_noise import parse_channel
-from trainer.vfl.privacy import count_releases, spent_epsilon
-from trainer.vfl.simulation import Simulation, Stream, release
 
 ROUNDS, DELTA = 60, 1e-5
 WINDOW = Window(start=1000, chunk=200, size=1000)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
+from edge_node.extensions.vfl.simulation import Simulation
 from research.dao_vfl import data
 from research.dao_vfl.grids import Plan
 from research.dao_vfl.policies.learners import Played
@@ -25,7 +26,6 @@ from research.dao_vfl.policies.problem import Game, simulated
 from research.dao_vfl.presets import PRESETS
 from research.dao_vfl.run import spec
 from research.runner.machine import TORCH
-from trainer.vfl.simulation import Simulation
 
 _SEED = 1000  # of the first federation: no grid has it
 

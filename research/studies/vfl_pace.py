@@ -18,9 +18,9 @@ from rich.table import Table
 from torch import Tensor
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
-from trainer.data.drawn_products import DrawnStations
-from trainer.vfl.simulation import Simulation, Stream, simulate
+from edge_node.extensions.vfl.drawn_products import DrawnStations
+from edge_node.extensions.vfl.messages import Recipe, VflSpec, Window
+from edge_node.extensions.vfl.simulation import Simulation, Stream, simulate
 
 _SEEDS = (101, 102, 103)
 _START, _HELD_OUT = 1000, 1500  # products

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from edge_node.extensions.vfl.policies.iteration_rules import RULES
+from edge_node.extensions.vfl.policies.policy import Policy
+from edge_node.extensions.vfl.policies.selection import OnnxAgent
 from research.dao_vfl.policies.compare import Summary, summary
 from research.dao_vfl.policies.learning_curve import FD002
 from research.dao_vfl.policies.optimum import Optimum
 from research.dao_vfl.policies.problem import Game, simulated
-from trainer.vfl.policies.iteration_rules import RULES
-from trainer.vfl.policies.policy import Policy
-from trainer.vfl.policies.selection import OnnxAgent
 
 _SIZES = ((2, 5), (2, 10), (4, 5), (4, 10))
 _TITLES = {"all": "HO (`all`)", "one": "HE (`one`)", "agent": "PPO"}

@@ -22,10 +22,12 @@ from safetensors.numpy import load, load_file
 import broker_config
 from broker_config.broker.embedded import find_mosquitto
 from broker_config.mqtt import client as mqtt_client
-from broker_config.protocol import codec, frames, messages, topics, vfl_messages
+from broker_config.protocol import codec, messages, topics
 from broker_config.security import access_list as access
 from broker_config.transfer import blob_transfer, download, send_queue
 from edge.inference.outcomes import Failure, Notice, Verdict
+from edge_node.extensions.vfl import frames
+from edge_node.extensions.vfl import messages as vfl_messages
 from tests.support.foreign_node import ForeignNode, Tensors
 from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start

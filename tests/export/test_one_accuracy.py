@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from edge.bundle.bundle_format import read_bundle
-from edge.bundle.model_card import model_card
 from edge.inference.class_prior import Prior
 from edge.inference.part_decision import View
 from edge.uncertainty.performance import Performance, held_out_performance
+from edge_node.extensions.record.model_card import model_card
 from export.bundle_export import export
 from tests.support.daemon_process import daemon
 from tests.support.plants import CLASSES, draw, load_images

@@ -18,6 +18,8 @@ from edge.bundle import bundle_format as bundle
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
+from edge_node.extensions.textures.networks.texture_network import remove_stem
+from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from export import bundle_export as exporting
 from export import class_evidence
 from export.bundle_export import Optimisations, export
@@ -41,8 +43,6 @@ from trainer.federation.simulation import simulate
 from trainer.models import backbones
 from trainer.models.fusion import LENGTH, NORMALISED, infer_fusion
 from trainer.models.network import Network
-from trainer.models.texture.texture_network import remove_stem
-from trainer.models.texture.texture_presets import PRESETS
 from trainer.seeding import generator
 from trainer.training import personal_model
 from trainer.training.personal_model import PersonalModel

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from broker_config.protocol.codec import DecodeError
-from broker_config.protocol.frames import (
+from edge_node.extensions.vfl.frames import (
     LARGEST_FRAME,
     PART,
     AnyFrame,

@@ -20,7 +20,7 @@ from trainer.models.named_tensors import Arrays
 
 CLASSES = ("scratches", "patches", "inclusion")
 ON_ANY_MODEL = tuple(name for name in METHODS if name != "fedtfi")
-"""FedTFI wants a texture network: tests/trainer/methods/fedtfi/test_fedtfi_rounds.py."""
+"""FedTFI wants a texture network: tests/edge_node/extensions/textures/test_fedtfi_rounds.py."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afedcl": ("afedcl", {}),
     "afedcl, carried over": ("afedcl", {"start": "carry"}),

@@ -9,11 +9,11 @@ from broker_config.protocol.messages import RecordHead
 from broker_config.security.message_signing import MessageSigner
 from broker_config.storage import hash_chain
 from edge.bundle.bundle_format import Signing
+from edge_node.extensions.record.record_file import stored_lines
 from tests.support.federation_keys import FederationKeys, soon
 from tests.support.ledger_runs import drafted
 from tests.support.tiny_bundle import PROVENANCE, tiny_bundle
 from trainer.federation.server.journal import Blob, Journal
-from trainer.record.record_file import stored_lines
 
 BROADCASTS = [Blob(letter * 64, 9) for letter in "bcd"]
 

@@ -26,11 +26,11 @@ import torch
 from safetensors.torch import load_file
 
 from broker_config.protocol.errors import BrokerError
-from broker_config.protocol.vfl_messages import VflSpec, Window
+from edge_node.extensions.vfl.messages import VflSpec, Window
+from edge_node.extensions.vfl.server.journal import history
 from tests.support.mosquitto import Mosquitto
 from tests.support.vfl_processes import STARTING, STEPS, WAITING, WatchedProcess
 from tests.support.vfl_sensor_files import CLASSES, Plant, Processes, simulated
-from trainer.vfl.server.journal import history
 
 HEAD = "coordinator"
 SENSORS = ("press", "oven")

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflSpec, Window
 from broker_config.security.kit import Kit
-from edge.vfl.sensor_rows import RowFile, Scaling
+from edge_node.extensions.vfl.algorithm import Representation
+from edge_node.extensions.vfl.line.sensor_rows import RowFile, Scaling
+from edge_node.extensions.vfl.messages import Channel, Denoising, Recipe, VflSpec, Window
+from edge_node.extensions.vfl.party_export import HeadBundleWriter, SensorBundleWriter
+from edge_node.extensions.vfl.simulation import Simulation, Stream
 from export.bundle_signing import Signer
-from export.vfl_export import HeadBundleWriter, SensorBundleWriter
-from trainer.vfl.algorithm import Representation
-from trainer.vfl.simulation import Simulation, Stream
 
 COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "scale": ("mass", "tilt", "drift")}
 RUN = "ab" * 8

@@ -20,23 +20,31 @@ from edge_node.cli.main import main
 
 WAITING = "waiting"
 STEPS = {  # what is done: by which method
-    "reading rows": "edge.vfl.sensor_rows:Samples.refresh",
-    "reading labels": "trainer.vfl.server.labels:Labels.refresh",
-    "embedding": "trainer.vfl.client.sensor_trainer:SensorTrainer.start_round",
-    "representing": "trainer.vfl.server.head_model:HeadModel.represent",
-    "learning": "trainer.vfl.algorithm:Sensor.train",
-    "learning as head": "trainer.vfl.algorithm:Head.train",
-    "writing a checkpoint": "trainer.vfl.checkpoint:Checkpoints.save",
-    "reading a checkpoint": "trainer.vfl.checkpoint:Checkpoints.load",
-    "writing the journal": "trainer.vfl.server.journal:Journal.close_rounds",
+    "reading rows": "edge_node.extensions.vfl.line.sensor_rows:Samples.refresh",
+    "reading labels": "edge_node.extensions.vfl.server.labels:Labels.refresh",
+    "embedding": "edge_node.extensions.vfl.client.sensor_trainer:SensorTrainer.start_round",
+    "representing": "edge_node.extensions.vfl.server.head_model:HeadModel.represent",
+    "learning": "edge_node.extensions.vfl.algorithm:Sensor.train",
+    "learning as head": "edge_node.extensions.vfl.algorithm:Head.train",
+    "writing a checkpoint": "edge_node.extensions.vfl.checkpoint:Checkpoints.save",
+    "reading a checkpoint": "edge_node.extensions.vfl.checkpoint:Checkpoints.load",
+    "writing the journal": "edge_node.extensions.vfl.server.journal:Journal.close_rounds",
     "sending": "broker_config.mqtt.client:MqttClient.publish",
 }
 STARTING = "starting"
 _SIZE = 32  # bytes of a note
 # whose children need not import all of this each for itself
 FORK: Any = multiprocessing.get_context("forkserver")
-_SLOW = ("edge_node.cli.vfl", "export.vfl_export", "torch._dynamo", "trainer.vfl.client.discovery")
-FORK.set_forkserver_preload(["tests.support.vfl_processes", *_SLOW, "trainer.vfl.client.session"])
+_VFL = "edge_node.extensions.vfl"
+_SLOW = (f"{_VFL}.commands", f"{_VFL}.party_export", "torch._dynamo", f"{_VFL}.client.discovery")
+    "edge_node.extensions.vfl.commands",
+    "edge_node.extensions.vfl.party_export",
+    "torch._dynamo",
+    "edge_node.extensions.vfl.client.discovery",
+)
+FORK.set_forkserver_preload(
+    ["tests.support.vfl_processes", *_SLOW, f"{_VFL}.client.session"]
+)
 
 
 class WatchedProcess:

@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.messages import REVISION
-from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
-from edge.vfl.sensor_rows import RowFile, Samples
+from edge_node.extensions.vfl.client.session import take_part
+from edge_node.extensions.vfl.line.sensor_rows import RowFile, Samples
+from edge_node.extensions.vfl.messages import Recipe, VflSpec, Window
+from edge_node.extensions.vfl.server.head_state import TIMING, Timing
+from edge_node.extensions.vfl.server.labels import Labels
+from edge_node.extensions.vfl.server.spec import new_run_id
+from edge_node.extensions.vfl.server.startup import coordinate
+from edge_node.extensions.vfl.simulation import Simulation, Stream
 from tests.support.waiting import PATIENCE, wait_until
 from trainer import progress
-from trainer.vfl.client.session import take_part
-from trainer.vfl.server.head_state import TIMING, Timing
-from trainer.vfl.server.labels import Labels
-from trainer.vfl.server.spec import new_run_id
-from trainer.vfl.server.startup import coordinate
-from trainer.vfl.simulation import Simulation, Stream
 
 COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "green", "blue")}
 CLASSES = ("good", "bad", "ugly")

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from broker_config.protocol.vfl_messages import VflSpec
-from edge.vfl.sensor_rows import RowFile, Samples
+from edge_node.extensions.vfl.line.sensor_rows import RowFile, Samples
+from edge_node.extensions.vfl.messages import VflSpec
+from edge_node.extensions.vfl.server.labels import Labels
+from edge_node.extensions.vfl.simulation import Simulation, Stream
 from tests.support.plants import Process, start
-from trainer.vfl.server.labels import Labels
-from trainer.vfl.simulation import Simulation, Stream
 
 CLASSES = ("good", "worn", "broken")
 COLUMNS = ("force", "speed", "heat")

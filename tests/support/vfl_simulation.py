@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflSpec, Window
-from trainer.vfl.simulation import Simulation, Stream
+from edge_node.extensions.vfl.messages import Channel, Denoising, Privacy, Recipe, VflSpec, Window
+from edge_node.extensions.vfl.simulation import Simulation, Stream
 
 CLASSES = 5
 SHAPES = {"conv": (6, 15), "dense": (4, 1), "vgg_small": (3, 8, 8)}

@@ -33,13 +33,13 @@ from edge.http.request import RequestError, client_of, json_response, query, rea
 from edge.http.server import Server
 from edge.http.web_app import EventStream, Route, WebApp, user_of
 from edge.page.page_files import page_routes
+from edge_node.extensions.vfl.console_folder import VflFolder
+from edge_node.extensions.vfl.server import journal as vfl_journal
 from trainer.console.console_process import PATH
 from trainer.console.federation_folder import FederationFolder
 from trainer.console.run_history import RunHistory
-from trainer.console.vfl_folder import VflFolder
 from trainer.federation.server import operator_actions
 from trainer.federation.server.operator_actions import Kind
-from trainer.vfl.server import journal as vfl_journal
 
 FILES = (
     "console.css",

@@ -22,9 +22,9 @@ from trainer.models.named_tensors import Arrays, is_frozen, select, without_froz
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from trainer.audit.exposure import Found
-    from trainer.audit.observation import Observation
-    from trainer.audit.parts import Parts
+    from edge_node.extensions.audit.exposure import Found
+    from edge_node.extensions.audit.observation import Observation
+    from edge_node.extensions.audit.parts import Parts
     from trainer.data.training_set import TrainingSet
     from trainer.models.network import Network, Tensors
     from trainer.statistics.private_sums import Normal

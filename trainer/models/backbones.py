@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.textures.networks import texture_weights
+from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from trainer.models.catalogue import KNOWN, SHIPPED, suggest_weights
 from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.named_tensors import Arrays, select
-from trainer.models.texture import texture_weights
-from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.torchvision_import import torchvision_models
 from trainer.seeding import key_to_seed
 

@@ -4,9 +4,9 @@ what they can begin with.
 
 from pathlib import Path
 
+from edge_node.extensions.textures.networks.texture_presets import PRESETS, Preset
 from trainer.models.encoders import ENCODERS
 from trainer.models.encoders.encoder import Encoder
-from trainer.models.texture.texture_presets import PRESETS, Preset
 from trainer.models.weights_package import find_file
 
 KNOWN: dict[str, Encoder | Preset] = {**ENCODERS, **PRESETS}

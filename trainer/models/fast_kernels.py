@@ -31,9 +31,9 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from edge_node.extensions.textures.networks.texture_network import remove_stem
 from trainer.models import backbones
 from trainer.models.named_tensors import strip_prefix
-from trainer.models.texture.texture_network import remove_stem
 
 # Folding is work on every weight, a BatchNorm of its own on every pixel: where weights are many, it
 # is not worth it.

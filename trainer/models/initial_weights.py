@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.textures.networks.texture_presets import PRESETS
+from edge_node.extensions.textures.networks.texture_weights import rename_pretrained
 from trainer.models.catalogue import (
     FEATURES,
     LACKS,
@@ -21,8 +23,6 @@ from trainer.models.catalogue import (
     suggest_weights,
 )
 from trainer.models.named_tensors import Arrays, select, strip_prefix
-from trainer.models.texture.texture_presets import PRESETS
-from trainer.models.texture.texture_weights import rename_pretrained
 
 # published networks' ImageNet classifiers: not part of the encoder
 _HEADS = ("classifier.", "fc.", "_fc.")

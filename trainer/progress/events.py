@@ -8,7 +8,6 @@ from typing import Any, Literal, TextIO
 import msgspec
 
 from broker_config.protocol.messages import Option
-from broker_config.protocol.vfl_messages import Validation
 from edge.terminal.formatting import (
     format_bytes,
     format_metrics,
@@ -18,6 +17,7 @@ from edge.terminal.formatting import (
     format_validation,
     pluralize,
 )
+from edge_node.extensions.vfl.messages import Validation
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):

@@ -17,8 +17,8 @@ import numpy as np
 from markupsafe import Markup
 
 from edge.terminal.formatting import shorten
+from edge_node.extensions.learning_curve.learning_curve import CurvePoint
 from trainer.progress.timeline import Activity, Span
-from trainer.statistics.learning_curve import CurvePoint
 
 COLOURS = 8  # of nodes and of classes; the ninth repeats the first, with another dash or marker
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)

@@ -20,6 +20,7 @@ from edge.inference.part_decision import no_defect_class
 from edge.inference.tiling import View
 from edge.terminal.formatting import format_bytes
 from edge.uncertainty.performance import Labelled, measure
+from edge_node.extensions.learning_curve.learning_curve import LearningCurve
 from trainer.federation.run_summary import describe_joining, list_gains
 from trainer.methods import make
 from trainer.methods.base import EPSILON, Method, Metric
@@ -29,7 +30,6 @@ from trainer.report import charts
 from trainer.report.model_examination import Examination, examine
 from trainer.report.page_template import page_environment
 from trainer.report.run_files import Node, Run, load_run
-from trainer.statistics.learning_curve import LearningCurve
 from trainer.training.enough_images import trace_model
 from trainer.training.personal_model import HeldOutPrediction, format_spent
 

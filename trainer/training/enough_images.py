@@ -12,6 +12,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Preprocessing
 from broker_config.storage import checksums
 from edge.inference.image_decoding import read_image
+from edge_node.extensions.learning_curve.learning_curve import DRAWS, LearningCurve, Split, trace
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.checks.image_facts import measure_image
 from trainer.data.class_folders import LabelledImages, make_catalogue, split_folds
@@ -25,7 +26,6 @@ from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.statistics.features import projected_features
 from trainer.statistics.label_doubts import find_doubts, find_judged
 from trainer.statistics.lda_head import leave_one_out
-from trainer.statistics.learning_curve import DRAWS, LearningCurve, Split, trace
 from trainer.statistics.sums import MAX_IMAGES, Sums, choose_images, collect
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, TrainingImage

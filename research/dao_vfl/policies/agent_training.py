@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from edge_node.extensions.vfl.policies.iteration_rules import RULES
+from edge_node.extensions.vfl.policies.latency import TimingSource
 from research.dao_vfl.policies.compare import Summary, summary
 from research.dao_vfl.policies.learning_curve import Curve
 from research.dao_vfl.policies.ppo import Learnt, Report, export, learn
 from research.dao_vfl.policies.problem import surrogate
-from trainer.vfl.policies.iteration_rules import RULES
-from trainer.vfl.policies.latency import TimingSource
 
 _SEEDS = range(1000, 1010)  # of the comparison
 

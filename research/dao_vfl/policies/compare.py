@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_node.extensions.vfl.policies.latency import Floats, Ints, disparity
+from edge_node.extensions.vfl.policies.policy import Policy, Timing
 from research.dao_vfl.policies.learners import Learner
 from research.dao_vfl.policies.problem import Game
-from trainer.vfl.policies.latency import Floats, Ints, disparity
-from trainer.vfl.policies.policy import Policy, Timing
 
 
 class Round(NamedTuple):

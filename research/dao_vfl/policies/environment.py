@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_node.extensions.vfl.policies.policy import Policy
 from research.dao_vfl.policies.compare import Round, Trajectory, closed, episode
 from research.dao_vfl.policies.problem import Game
-from trainer.vfl.policies.policy import Policy
 
 State = NDArray[np.float32]
 

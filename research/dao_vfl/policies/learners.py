@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from edge_node.extensions.vfl.policies.latency import Ints
+from edge_node.extensions.vfl.simulation import Simulation
 from research.dao_vfl.policies.learning_curve import Curve
-from trainer.vfl.policies.latency import Ints
-from trainer.vfl.simulation import Simulation
 
 # E of the next round [K] -> accuracy after it, on validation data
 Learner = Callable[[Ints], float]

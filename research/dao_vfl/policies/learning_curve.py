@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from trainer.vfl.policies.latency import Floats, Ints
+from edge_node.extensions.vfl.policies.latency import Floats, Ints
 
 _TENTHS = 10
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.vfl.policies.latency import Floats
+from edge_node.extensions.vfl.policies.policy import SHORTEST
+from edge_node.extensions.vfl.server.journal import history, newest_spec
 from trainer.seeding import generator
-from trainer.vfl.policies.latency import Floats
-from trainer.vfl.policies.policy import SHORTEST
-from trainer.vfl.server.journal import history, newest_spec
 
 _FEWEST = 20  # rounds to draw from
 

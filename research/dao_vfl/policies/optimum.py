@@ -11,9 +11,16 @@ from itertools import product
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.vfl.policies.latency import (
+    Floats,
+    Ints,
+    TimingSource,
+    Weights,
+    disparity,
+    latencies,
+)
+from edge_node.extensions.vfl.policies.policy import Timing
 from research.dao_vfl.policies.learning_curve import Curve
-from trainer.vfl.policies.latency import Floats, Ints, TimingSource, Weights, disparity, latencies
-from trainer.vfl.policies.policy import Timing
 
 _MOST = 20_000  # decisions that are enumerated
 _TIMINGS, _GRID = 128, 400  # timings that stand for the distribution; points of progress

@@ -25,12 +25,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.vfl.policies.iteration_rules import Uniform
+from edge_node.extensions.vfl.policies.latency import Ints
+from edge_node.extensions.vfl.policies.policy import Timing
 from research.dao_vfl.policies.environment import LineEnv
 from research.dao_vfl.policies.problem import Game, bounds
 from trainer.seeding import key_to_seed
-from trainer.vfl.policies.iteration_rules import Uniform
-from trainer.vfl.policies.latency import Ints
-from trainer.vfl.policies.policy import Timing
 
 ACTOR, CRITIC = 1e-4, 1e-3  # Adam's learning rates (paper VII-C)
 _LAYERS = [64, 64, 64]

@@ -6,10 +6,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_node.extensions.vfl.policies.iteration_rules import (
+    DISPARITY_COST,
+    largest_disparity,
+    ones,
+)
+from edge_node.extensions.vfl.policies.latency import (
+    Floats,
+    SimulatedTimings,
+    TimingSource,
+    Weights,
+    latencies,
+)
 from research.dao_vfl.policies.learners import Learner, Surrogate
 from research.dao_vfl.policies.learning_curve import Curve
-from trainer.vfl.policies.iteration_rules import DISPARITY_COST, largest_disparity, ones
-from trainer.vfl.policies.latency import Floats, SimulatedTimings, TimingSource, Weights, latencies
 
 _SAMPLE = 2000  # rounds from which mean latencies are taken
 

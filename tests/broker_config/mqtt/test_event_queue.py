@@ -10,8 +10,8 @@ import pytest
 
 from broker_config.mqtt.client import Connected, Delivery
 from broker_config.mqtt.event_queue import EVENT_OVERHEAD, EventQueue
-from broker_config.protocol.frames import LARGEST_FRAME
 from broker_config.transfer.blob_transfer import EVENT_QUEUE
+from edge_node.extensions.vfl.frames import LARGEST_FRAME
 
 CLIENT = cast(Any, None)
 

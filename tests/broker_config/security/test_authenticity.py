@@ -48,6 +48,7 @@ from broker_config.security.message_signing import MessageSigner, verify_broadca
 from broker_config.security.signing import ForgedError, SigningKey, open_envelope
 from broker_config.security.trust import Trust
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
+from edge_node.extensions.record.offline_verification import verify
 from export.bundle_signing import Signer
 from tests.support.adversary import Adversary
 from tests.support.authority import Authority
@@ -64,7 +65,6 @@ from trainer.federation.server.membership import MAX_MESSAGES
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
-from trainer.record.offline_verification import verify
 from trainer.training.personal_model import load
 
 # Signatures

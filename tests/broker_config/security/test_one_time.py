@@ -15,8 +15,8 @@ from broker_config.protocol.messages import (
     TensorSpec,
     Training,
 )
-from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.one_time import bind, digest_spec
+from edge_node.extensions.vfl.messages import VflSpec
 from tests.support.changed_specs import changed
 from tests.support.vfl_models import settings
 from tests.support.wire_messages import CASES

@@ -28,11 +28,11 @@ from broker_config.mqtt.handshake import MQTT5, MQTT311
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.access_list import acl
 from edge.doctor import access_check, broker_check, connection_check
 from edge.doctor.probe import ProbeConnection
 from edge.doctor.run import KIT, LOOPBACK, exit_code, run_checks
+from edge_node.extensions.vfl.messages import VflSpec
 from tests.support.certificates import Authority
 from tests.support.daemon_process import BLOCK_TORCH
 from tests.support.doctor_checks import EVERY, configured, diagnose, tried

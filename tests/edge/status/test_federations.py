@@ -31,7 +31,6 @@ from broker_config.protocol.messages import (
     RoundState,
     Spec,
 )
-from broker_config.protocol.vfl_messages import SensorState, Validation, VflOverview
 from broker_config.security import member_list
 from edge.status.federations import (
     FederationStatus,
@@ -41,6 +40,7 @@ from edge.status.federations import (
     json_objects,
 )
 from edge.status.rendering import notices, render
+from edge_node.extensions.vfl.messages import SensorState, Validation, VflOverview
 from tests.support.manual_clock import Clock
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, here, run, start
 from tests.support.provisioned_federation import Guarded

@@ -781,7 +781,7 @@ def test_a_head_that_loads_torch_says_so_and_is_ended_by_a_signal(tmp_path: Path
         "import signal, sys\n"
         "class Finder:\n"
         "    def find_spec(name, *_):\n"
-        "        if name == 'trainer.vfl.server.startup':\n"
+        "        if name == 'edge_node.extensions.vfl.server.startup':\n"
         "            signal.raise_signal(signal.SIGINT)\n"
         "            sys.exit(3)\n"
         "sys.meta_path.insert(0, Finder)\n"
@@ -794,7 +794,10 @@ def test_a_head_that_loads_torch_says_so_and_is_ended_by_a_signal(tmp_path: Path
 def test_a_head_without_a_last_round_says_when_it_is_stopped_that_it_goes_on(
     tmp_path: Path,
 ) -> None:
-    stopped = "from trainer.vfl.server import startup\nstartup.coordinate = lambda *_, **__: 45\n"
+    stopped = (
+        "from edge_node.extensions.vfl.server import startup\n"
+        "startup.coordinate = lambda *_, **__: 45\n"
+    )
     ended = run_head(stopped, tmp_path)
     assert ended.returncode == 0
     assert "same command" in ended.stderr

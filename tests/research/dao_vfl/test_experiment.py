@@ -20,7 +20,9 @@ import torch
 from rich.console import Console
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import Channel, Recipe, VflSpec, Window
+from edge_node.extensions.vfl.messages import Channel, Recipe, VflSpec, Window
+from edge_node.extensions.vfl.policies.latency import SimulatedTimings
+from edge_node.extensions.vfl.simulation import Simulation, Stream
 from research.dao_vfl import data, measures
 from research.dao_vfl.cell import Cell, Finished, Point
 from research.dao_vfl.data import Inputs, Split
@@ -39,8 +41,6 @@ from tests.support.research_command import research
 from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.seeding import generator
-from trainer.vfl.policies.latency import SimulatedTimings
-from trainer.vfl.simulation import Simulation, Stream
 
 pytestmark = pytest.mark.slow
 

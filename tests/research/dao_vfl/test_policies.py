@@ -18,7 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
+from edge_node.extensions.vfl.messages import Recipe, VflSpec, Window
+from edge_node.extensions.vfl.policies import latency, selection
+from edge_node.extensions.vfl.policies.iteration_rules import RULES, Deadline
+from edge_node.extensions.vfl.policies.latency import (
+    LatencySettings,
+    SimulatedTimings,
+    Weights,
+    disparity,
+)
+from edge_node.extensions.vfl.policies.policy import Timing
+from edge_node.extensions.vfl.server.journal import ClosedRound, Journal
+from edge_node.extensions.vfl.simulation import Simulation, Stream
 from research.dao_vfl.policies import measured_timings, ppo
 from research.dao_vfl.policies.compare import summary, trajectories
 from research.dao_vfl.policies.environment import LineEnv
@@ -29,12 +40,6 @@ from research.dao_vfl.policies.optimum import Optimum
 from research.dao_vfl.policies.problem import Game, simulated
 from tests.support.plants import here
 from tests.support.research_command import research
-from trainer.vfl.policies import latency, selection
-from trainer.vfl.policies.iteration_rules import RULES, Deadline
-from trainer.vfl.policies.latency import LatencySettings, SimulatedTimings, Weights, disparity
-from trainer.vfl.policies.policy import Timing
-from trainer.vfl.server.journal import ClosedRound, Journal
-from trainer.vfl.simulation import Simulation, Stream
 
 ROUNDS = 40
 RUN = "0123456789abcdef"
@@ -481,7 +486,7 @@ def test_sensors_that_take_no_time_at_all_are_no_trouble() -> None:
 
 def test_a_live_head_needs_neither_gymnasium_nor_torch_for_its_policy() -> None:
     code = (
-        "import sys; from trainer.vfl.policies import selection; "
+        "import sys; from edge_node.extensions.vfl.policies import selection; "
         "selection.make_policy('deadline', 5, 2, print)\n"
         "print([name for name in ('gymnasium', 'stable_baselines3', 'torch') if name in "
         "sys.modules])"

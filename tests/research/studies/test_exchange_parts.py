@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from edge_node.extensions.textures import patch_bank
 from research.studies.exchange_parts import SPOILT, spoil
-from trainer.methods.fedtfi import patch_bank
 from trainer.models.named_tensors import Arrays
 from trainer.seeding import generator
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from edge_node.extensions.audit import measures
+from edge_node.extensions.audit import patch_inference as inference
+from edge_node.extensions.audit import patch_inversion as inversion
+from edge_node.extensions.audit.patch_inversion import Plant
+from edge_node.extensions.textures.patches import cut
 from research.runner.store import Records
 from research.studies import map_inversion, patch_guesses, patch_leak
 from research.studies.patch_leak import Asked, Leak
-from trainer.audit import measures
-from trainer.audit import patch_inference as inference
-from trainer.audit import patch_inversion as inversion
-from trainer.audit.patch_inversion import Plant
-from trainer.methods.fedtfi.patches import cut
 from trainer.privacy.patch_protection import Protection, draw_mixtures
 from trainer.seeding import generator
 

@@ -21,7 +21,7 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Manifest, Spec
 from edge.bundle.bundle_format import read_bundle
-from edge.bundle.model_card import model_card
+from edge_node.extensions.record.model_card import model_card
 from tests.support.changed_specs import changed
 from tests.support.plants import CLASSES, draw, drawn_weights, here, load_images, start, wait_for
 from tests.support.waiting import heard

@@ -24,7 +24,7 @@ and given as a method.
 """
 MODELS = {
     "edge_node/cli/shared_options.py": {"fedtfi_small"},
-    "trainer/models/texture/texture_presets.py": {"fedtfi", "fedtfi_small"},
+    "edge_node/extensions/textures/networks/texture_presets.py": {"fedtfi", "fedtfi_small"},
 }
 """Models that are called like a method."""
 
@@ -121,7 +121,7 @@ def test_what_is_allowed_is_there() -> None:
         'help = "losses, A_k and accuracy"',
         'text = f"{name}: L_D for {method}"',
         "from trainer.methods import fedper",
-        "from trainer.methods.fedtfi import patch_bank",
+        "from edge_node.extensions.textures import patch_bank",
         "def fedavg(): pass",
         'class A:\n    method: str = "afedcl"',
         "def f(afedcl=1): pass",

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from broker_config.protocol.errors import UsageError
+from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from tests.support.paths import REPOSITORY
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES, SHIPPED
@@ -23,7 +24,6 @@ from trainer.models.encoders import ENCODERS
 from trainer.models.initial_weights import choose_weights, init_linear, initial_encoder
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
-from trainer.models.texture.texture_presets import PRESETS
 
 # one texture network stands for all
 MODELS = [*(model for model in FEATURES if model not in PRESETS), "fedtfi_small"]

@@ -17,6 +17,12 @@ import pytest
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import UsageError
 from broker_config.storage.checksums import SUMS
+from edge_node.extensions.learning_curve.learning_curve import (
+    ClassCurve,
+    CurvePoint,
+    Estimate,
+    LearningCurve,
+)
 from tests.support.browser import Page
 from tests.support.plants import draw, federate, here, run
 from trainer import progress
@@ -27,7 +33,6 @@ from trainer.report import charts, report_page
 from trainer.report.model_examination import Examination, Example
 from trainer.report.run_files import load_run
 from trainer.statistics.label_doubts import Doubt
-from trainer.statistics.learning_curve import ClassCurve, CurvePoint, Estimate, LearningCurve
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction
 

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from broker_config.storage.checksums import SUMS
+from edge_node.extensions.learning_curve.learning_curve import LearningCurve
 from tests.support.plants import CLASSES, draw, here, load_images
 from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.methods import complete_options
-from trainer.statistics.learning_curve import LearningCurve
 from trainer.training import personal_model
 from trainer.training.enough_images import trace_folder, trace_model
 

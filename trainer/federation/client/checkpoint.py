@@ -17,9 +17,9 @@ from safetensors.numpy import load, save_file
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
 from broker_config.protocol.messages import Digest, Manifest, Spec
-from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.one_time import digest_spec
 from broker_config.storage import checksums, disk
+from edge_node.extensions.vfl.messages import VflSpec
 from trainer.federation.masking.member_state import Record as MaskRecord
 from trainer.models.named_tensors import Arrays
 

@@ -19,7 +19,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import AnyMessage, Finished, Refusal, Spec
-from broker_config.protocol.vfl_messages import VflHello, VflSpec
+from edge_node.extensions.vfl.messages import VflHello, VflSpec
 from trainer import progress
 from trainer.federation.client.checkpoint import Identity
 

@@ -10,7 +10,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
-from trainer.audit.exposure import MEANINGS, Share, What
+from edge_node.extensions.audit.exposure import MEANINGS, Share, What
 from trainer.data.class_folders import LabelledImages
 from trainer.federation import masking
 from trainer.methods.base import Method

@@ -227,7 +227,7 @@ def _meets(
     What has passed is written down, so that a restarted node need not wait again.
     """
     report(progress.Step(what="loading torch, which takes seconds"))
-    from trainer.federation.client.federation_audit import (  # noqa: PLC0415
+    from edge_node.extensions.audit.federation_audit import (  # noqa: PLC0415
         check_exposure,
         digest_first,
     )

@@ -33,8 +33,8 @@ from broker_config.security.message_encryption import NodeEncryption
 from broker_config.security.signing import ForgedError
 from broker_config.storage.disk import lock_folder
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
+from edge_node.extensions.audit.exposure import What
 from trainer import progress as events
-from trainer.audit.exposure import What
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint, session_events
 from trainer.federation.client.checkpoint import Progress

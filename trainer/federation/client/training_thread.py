@@ -18,12 +18,12 @@ from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import checksums, disk
 from broker_config.transfer.blob_transfer import BlobStore
 from edge.inference import native_memory
-from trainer.audit.exposure import What
+from edge_node.extensions.audit.exposure import What
+from edge_node.extensions.audit.federation_audit import check_begin
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
-from trainer.federation.client.federation_audit import check_begin
 from trainer.federation.client.plant_images import digest_images
 from trainer.federation.client.privacy_file import check_account, open_account
 from trainer.federation.client.received_delta import apply_delta

@@ -37,8 +37,8 @@ from broker_config.protocol.messages import (
     Welcome,
 )
 from broker_config.protocol.round_contents import needed_revision
-from broker_config.protocol.vfl_messages import VflHello, VflOverview, VflSpec
 from broker_config.security.message_encryption import CoordinatorEncryption
+from edge_node.extensions.vfl.messages import VflHello, VflOverview, VflSpec
 from trainer import progress
 from trainer.federation.presence import another_server
 from trainer.federation.server.membership import GRACE, MAX_MESSAGES, WINDOW, Membership

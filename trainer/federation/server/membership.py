@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from broker_config.protocol.messages import Hello, Refusal
-from broker_config.protocol.vfl_messages import VflHello
+from edge_node.extensions.vfl.messages import VflHello
 
 # seconds to answer a roll call, and between two: brokers notice a loss after 30, clients retry
 # after 10

@@ -25,6 +25,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Encryption, RoundState, Spec
+from edge_node.extensions.audit import federation_audit
 from tests.support.authority import Authority
 from tests.support.changed_specs import changed
 from tests.support.plants import CLASSES, draw, here, load_images
@@ -32,7 +33,7 @@ from tests.support.terminal import Terminal
 from tests.support.threaded_federation import same
 from tests.support.waiting import PATIENCE
 from trainer import progress
-from trainer.federation.client import discovery, federation_audit
+from trainer.federation.client import discovery
 from trainer.federation.client.demands import Demands
 from trainer.federation.client.discovery import Joinable
 from trainer.federation.client.join import _meets, join

@@ -17,10 +17,11 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest, TensorSpec
 from broker_config.storage import disk
+from edge_node.extensions.audit import federation_audit
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, load_images
 from tests.support.waiting import heard
-from trainer.federation.client import checkpoint, federation_audit
+from trainer.federation.client import checkpoint
 from trainer.federation.client.session_events import (
     Begun,
     Contributed,

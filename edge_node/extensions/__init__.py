@@ -1,0 +1,1 @@
+"""Extensions of the product: each has a folder, and the kernel names none of them."""

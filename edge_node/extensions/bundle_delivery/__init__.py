@@ -1,0 +1,1 @@
+"""Bundles delivered to lines over MQTT."""

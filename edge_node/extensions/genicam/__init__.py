@@ -1,0 +1,1 @@
+"""GenICam cameras: images from GigE Vision and USB3 Vision devices."""

@@ -1,0 +1,1 @@
+"""Home Assistant: a line's verdicts as entities, found there by themselves."""

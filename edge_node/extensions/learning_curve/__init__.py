@@ -1,0 +1,1 @@
+"""Learning curve: whether a plant has enough images, and which class wants more."""
