@@ -37,14 +37,7 @@ _SIZE = 32  # bytes of a note
 FORK: Any = multiprocessing.get_context("forkserver")
 _VFL = "edge_node.extensions.vfl"
 _SLOW = (f"{_VFL}.commands", f"{_VFL}.party_export", "torch._dynamo", f"{_VFL}.client.discovery")
-    "edge_node.extensions.vfl.commands",
-    "edge_node.extensions.vfl.party_export",
-    "torch._dynamo",
-    "edge_node.extensions.vfl.client.discovery",
-)
-FORK.set_forkserver_preload(
-    ["tests.support.vfl_processes", *_SLOW, f"{_VFL}.client.session"]
-)
+FORK.set_forkserver_preload(["tests.support.vfl_processes", *_SLOW, f"{_VFL}.client.session"])
 
 
 class WatchedProcess:
