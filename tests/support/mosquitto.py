@@ -1,6 +1,7 @@
 """A mosquitto that can be killed and started again."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from broker_config.broker.embedded import find_mosquitto
@@ -64,8 +65,7 @@ class Mosquitto:
         """
         file = self.log.with_name("mosquitto.db")
         for _ in range(2):
-            before = file.stat().st_mtime_ns if file.exists() else 0
-            wait_until(lambda before=before: file.exists() and file.stat().st_mtime_ns != before)
+            wait_until(partial(_is_written_since, file, _written(file)))
 
     @property
     def ended(self) -> int | None:
@@ -81,3 +81,12 @@ class Mosquitto:
         """Kill -9, and wait until it is dead."""
         self._process.kill()
         self._process.wait()
+
+
+def _written(file: Path) -> int:
+    """When a file was written, in nanoseconds; 0 if it is not there."""
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def _is_written_since(file: Path, before: int) -> bool:
+    return _written(file) not in (0, before)

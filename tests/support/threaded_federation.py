@@ -232,7 +232,8 @@ class Federation:
             abort(ledger, self.endpoint(COORDINATOR), "a trial")
 
     def personal(self, name: str) -> Arrays:
-        return load_file(self.folder / name / "model" / "personal.safetensors")
+        tensors: Arrays = load_file(self.folder / name / "model" / "personal.safetensors")
+        return tensors
 
     def contributors(self) -> list[set[str]]:
         return [set(line.weights) for line in history(self.folder / "coordinator")]
