@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,10 @@ OUTSIDE = ("research", "benchmarks", "tests")
 # and what loads it
 TORCH = ("torch", "torchvision", "safetensors.torch", "torchmetrics", "stable_baselines3")
 PRODUCT = ("edge_node",)  # the uppermost room
+EXTENSIONS = "edge_node.extensions"
 FORWARDS = ("edge.cli",)  # what units of version 0.1 call, to the uppermost room
+
+ENTRY_POINTS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]
 
 
 class Import(NamedTuple):
@@ -140,7 +144,9 @@ def test_the_line_imports_neither_training_nor_export_nor_torch():
 
 
 def test_the_command_line_imports_training_and_export_only_inside_functions():
-    assert breaches(room(*PRODUCT), ("trainer", "export", *TORCH), only_at_once=True) == []
+    commands = room("edge_node.cli")
+    commands += [name for name in room(EXTENSIONS) if name.endswith(".commands")]
+    assert breaches(commands, ("trainer", "export", *TORCH), only_at_once=True) == []
 
 
 def test_the_contract_imports_no_other_room_and_no_torch():
@@ -154,6 +160,48 @@ def test_training_does_not_import_export():
 def test_no_lower_room_imports_the_product():
     lower = [name for name in modules() if not within(name, (*PRODUCT, *FORWARDS))]
     assert breaches(lower, PRODUCT) == []
+
+
+def extensions() -> dict[str, set[str]]:
+    """The extensions, each with the names under which it registers things."""
+    found = {
+        path.name: {path.name, path.name.replace("_", ""), path.name.replace("_", "-")}
+        for path in (REPOSITORY / "edge_node" / "extensions").iterdir()
+        if (path / "__init__.py").exists()
+    }
+    for group in ENTRY_POINTS.values():
+        for name, where in group.items():
+            if where.startswith(f"{EXTENSIONS}."):
+                found[where.split(".")[2]].add(name)
+    return found
+
+
+def test_extensions_do_not_import_each_other():
+    found = []
+    for each in extensions():
+        others = tuple(f"{EXTENSIONS}.{other}" for other in extensions() if other != each)
+        found += breaches(room(f"{EXTENSIONS}.{each}"), others)
+    assert found == []
+
+
+# Words that everybody uses, whatever extensions are called.
+ORDINARY = {"record", "textures", "tracking"}
+SOURCES = (".py", ".toml", ".html", ".js", ".css", ".json", ".conf")
+
+
+def test_no_file_of_the_kernel_names_an_extension():
+    names = set().union(*extensions().values()) - ORDINARY
+    assert {"vfl", "fedtfi", "audit", "opcua"} <= names
+    words = "|".join(map(re.escape, sorted(names)))
+    name = re.compile(rf"(?<![a-z])({words})(?![a-z])", re.IGNORECASE)
+    kernel = [REPOSITORY / each for each in (*ROOMS, "edge_node/cli") if each not in PRODUCT]
+    named = []
+    for path in chain.from_iterable(folder.rglob("*") for folder in kernel):
+        if path.suffix in SOURCES and ".min." not in path.name:
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if found := name.search(line):
+                    named.append(f"{path.relative_to(REPOSITORY)}:{number} {found[0]}")
+    assert named == []
 
 
 def test_nothing_in_the_wheel_imports_research_benchmarks_or_tests():
@@ -176,16 +224,27 @@ def test_the_server_imports_no_torch_not_even_inside_functions():
     "package",
     [
         "edge",
-        "edge_node",
+        "edge_node.cli",
         "broker_config",
         "trainer.federation.server",
         "trainer.data.checks",
         "trainer.methods",
-        "edge_node.extensions.record",
+        f"{EXTENSIONS}.bundle_delivery",
+        f"{EXTENSIONS}.genicam",
+        f"{EXTENSIONS}.home_assistant",
+        f"{EXTENSIONS}.opcua",
+        f"{EXTENSIONS}.record",
+        f"{EXTENSIONS}.sparkplug",
+        f"{EXTENSIONS}.vfl.line",
     ],
 )
 def test_torch_is_not_loaded_through_another_module_either(package):
     assert [name for name in room(package) if loaded(name) & set(TORCH)] == []
+
+
+def test_nothing_that_is_registered_loads_torch_when_it_is_looked_up():
+    found = set().union(*(registered(group.partition(".")[2]) for group in ENTRY_POINTS))
+    assert [name for name in sorted(found) if loaded(name) & set(TORCH)] == []
 
 
 def direct(name: str, found: list[Import]) -> set[str]:
@@ -241,8 +300,7 @@ STAND_INS = {
 
 def registered(kind: str) -> set[str]:
     """Modules whose things this project registers."""
-    groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]
-    return {where.partition(":")[0] for where in groups[f"edge_node.{kind}"].values()}
+    return {where.partition(":")[0] for where in ENTRY_POINTS[f"edge_node.{kind}"].values()}
 
 
 @functools.cache
@@ -398,9 +456,9 @@ def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
 
 # Files of one name play the same role, each in its room.
 ROLES = {
-    "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder",
-    "join", "journal", "mqtt", "opcua", "options", "round_state", "session", "session_state",
-    "simulation", "spec", "status",
+    "__init__", "announcements", "checkpoint", "commands", "connection", "coordinator",
+    "discovery", "folder", "join", "journal", "messages", "mqtt", "options", "round_state",
+    "session", "session_state", "simulation", "sink", "source", "spec", "status", "topics",
 }  # fmt: skip
 
 
