@@ -551,33 +551,9 @@ def check_model_is_free(wanted: RequestOptions) -> None:
     """Raise UsageError if a model is wanted, or only a method's own will do,
     where `--weights auto` chooses it; or if the choice would tell what shall be hidden.
     """
-    from trainer.methods.base import MODEL
+    from trainer.federation.server.spec import check_choice
 
-    if wanted.secure_aggregation:
-        raise UsageError(
-            "--weights auto does not combine with --secure-aggregation: the coordinator reads "
-            "each plant's loss, which no mask hides",
-            "let edge-node simulate --weights auto choose with images of your own, and name "
-            "--model, --weights and --size here",
-        )
-    if wanted.privacy:
-        raise UsageError(
-            "--weights auto does not combine with --privacy: the losses are told without noise, "
-            "and what each encoder tells of an image would have to be accounted for",
-            "let edge-node simulate --weights auto choose with other images, and name --model, "
-            "--weights and --size here",
-        )
-
-    if wanted.model:
-        raise UsageError(
-            f"--weights auto chooses the model, and --model {wanted.model} is wanted",
-            "leave out one of them",
-        )
-    if wanted.chosen_model() != MODEL:
-        raise UsageError(
-            f"--weights auto chooses among models that {wanted.chosen_method()} does not take",
-            "leave out --weights auto",
-        )
+    check_choice(wanted.request(), wanted.model)
 
 
 def report_weights(request: "Request", given: str, show: "Report") -> None:

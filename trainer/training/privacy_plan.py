@@ -15,11 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError, suggest
-from broker_config.protocol.messages import ImagePrivacy, Spec, Training
+from broker_config.protocol.messages import ImagePrivacy, Spec
 from broker_config.protocol.round_contents import is_statistics_round
 from trainer.methods import make
-from trainer.methods.base import Method, Phase, weigh_by_images
-from trainer.models.named_tensors import Arrays
+from trainer.methods.base import Method
 from trainer.privacy.accountant import DELTA, allowed_distance, spent_epsilon
 from trainer.statistics.private_sums import SENSITIVITY
 
@@ -37,9 +36,7 @@ class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip: float = ImagePrivacy().clip
 
 
-def make_privacy(
-    asked: Mapping[str, str], method: Method, rounds: int, training: Training, first: Arrays
-) -> ImagePrivacy:
+def make_privacy(asked: Mapping[str, str], method: Method, rounds: int) -> ImagePrivacy:
     """The noise of a federation, from `epsilon=E` for a node that takes part in all rounds,
     or from noise itself.
 
@@ -47,11 +44,9 @@ def make_privacy(
         asked: NAME=VALUE, from a command line.
         method: of the federation.
         rounds: all of them.
-        training: of the federation.
-        first: its first broadcast.
 
     Raises:
-        UsageError: the method cannot be private, or the settings mean nothing.
+        UsageError: the settings mean nothing.
     """
     if unknown := [name for name in asked if name not in _Asked.__struct_fields__]:
         raise UsageError(
@@ -66,7 +61,6 @@ def make_privacy(
         raise UsageError(
             f"privacy cannot be had with this value: {error}", "write for example epsilon=3"
         ) from error
-    check_method(method, training, first)
     steps = (rounds - _count_messages(method)) * count_steps(method)
     messages = _count_messages(method)
     given = {
@@ -140,67 +134,3 @@ def _round_up(noise: float) -> float:
     if not noise:
         return 0.0
     return float(f"{noise * (1 + 0.5 * 10 ** (1 - _DIGITS)):.{_DIGITS}g}")
-
-
-def check_method(method: Method, training: Training, first: Arrays) -> None:
-    """Check that noise can hide an image in all that leaves the nodes of a method.
-
-    Args:
-        method: of the federation.
-        training: of the federation.
-        first: its first broadcast, of which names alone count.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if obstacle := _find_obstacle(method, first):
-        raise UsageError(
-            f"this method cannot be private: {obstacle}",
-            "leave out --privacy, or take another --method: docs/security.md tells which can be",
-        )
-    if (
-        method.train
-        and training.batch_norm == "train"
-        and any(name.endswith("running_var") for name in first)
-    ):
-        raise UsageError(
-            "BatchNorm with the statistics of a batch cannot be private: what one image does "
-            "depends on the others, and the statistics leave the node without noise",
-            "take --training batch_norm=eval, with weights that are pretrained",
-        )
-
-
-def _find_obstacle(method: Method, first: Arrays) -> str:
-    """What leaves a node, or what its training sees,
-    in which no noise could hide an image; empty if nothing.
-    """
-    if not method.sends(first) and not method.statistics:
-        return "nothing leaves its nodes"
-    if method.relay:
-        return "its nodes pass pieces of what they see on to one another"
-    if method.adapt:
-        return "its nodes send what they make of their images' features"
-    if not method.train:
-        return ""
-    if method.only_mean:
-        return "its nodes send more than the model that gradients have trained"
-    if method.weigh is not weigh_by_images:
-        return "a node's weight is a loss on its images"
-    if method.refine:
-        return "its nodes go on training on the same images after they have contributed"
-    if any(_looks_twice(phase) for phase in method.train):
-        return (
-            "its training sees images otherwise than by one gradient a step: an adversary's, "
-            "say, or a choice of them"
-        )
-    return ""
-
-
-def _looks_twice(phase: Phase) -> bool:
-    return (
-        len(phase.steps) > 1
-        or phase.uses_reference
-        or phase.draws
-        or phase.share != 1
-        or phase.is_settled is not None
-    )

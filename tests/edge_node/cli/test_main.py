@@ -414,7 +414,7 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
     ("wanted", "remedy"),
     [
         (RequestOptions(model="mobilenet_v2"), "leave out one of them"),
-        (RequestOptions(method="fedtfi"), "leave out --weights auto"),
+        (RequestOptions(method="fedtfi"), "leave out one of them"),
         (RequestOptions(secure_aggregation=True), "edge-node simulate --weights auto"),
         (RequestOptions(privacy=["epsilon=3"]), "edge-node simulate --weights auto"),
     ],

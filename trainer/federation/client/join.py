@@ -20,6 +20,7 @@ from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.data.checks import rules
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.federation import combinations
 from trainer.federation.client import checkpoint, privacy_file
 from trainer.federation.client.demands import (
     Demands,
@@ -117,7 +118,9 @@ def join(
             f"ask its coordinator for edge-node coordinate --method {PREVIEW}, or join it with "
             "edge-node join",
         )
-    _check_figures(spec, telemetry=telemetry, preview=preview)
+    figures = combinations.of_spec(spec, method, {})
+    figures = figures._replace(telemetry=telemetry, preview=preview)
+    combinations.check(figures, combinations.FIGURES)
     wanted = check_spec(demands, spec, method)
     images = Images.none(spec.preprocessing.size)
     if found is not None:
@@ -245,25 +248,6 @@ def _meets(
         return False
     checkpoint.save_passed(state, digest)
     return True
-
-
-def _check_figures(spec: Spec, *, telemetry: bool, preview: bool) -> None:
-    """Check that no figures are wanted that would tell of images what a private federation hides.
-
-    UsageError if so.
-    """
-    if spec.privacy and telemetry:
-        raise UsageError(
-            "--telemetry does not combine with a private federation: no noise hides images in "
-            "these figures",
-            "leave out --telemetry",
-        )
-    if spec.privacy and preview:
-        raise UsageError(
-            "there is no preview of a private federation: noise hides what a forecast would "
-            "rest on",
-            "join it with edge-node join, or ask its coordinator for a preview without --privacy",
-        )
 
 
 def _describe_choice(spec: Spec) -> str:

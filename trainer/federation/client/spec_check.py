@@ -6,7 +6,8 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Spec, TensorSpec
-from broker_config.protocol.round_contents import hides_contributions, predates_binding
+from broker_config.protocol.round_contents import predates_binding
+from trainer.federation import combinations
 from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import HEADROOM, scale_for
 from trainer.methods import make
@@ -16,7 +17,6 @@ from trainer.models.catalogue import FEATURES
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network
 from trainer.seeding import generator
-from trainer.training.privacy_plan import check_method
 
 
 def check_spec(spec: Spec) -> None:
@@ -32,12 +32,6 @@ def check_spec(spec: Spec) -> None:
             f"run {spec.run} of federation {spec.federation!r} began with an earlier version of "
             "edge-node, whose masks and noise could hide two things",
             "ask its operator to end it (edge-node abort) and begin another one with this version",
-        )
-    if spec.chooses and hides_contributions(spec):
-        raise UsageError(
-            f"the coordinator of federation {spec.federation!r} asks for what leaving out each of "
-            "this plant's images costs, which neither masks nor noise hide",
-            "ask the operator why, and do not join until you know; no contribution was sent",
         )
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     network = Network(spec.model, len(spec.classes))
@@ -59,8 +53,7 @@ def check_spec(spec: Spec) -> None:
             f"the rounds of federation {spec.federation!r} are not those of {spec.method}",
             "ask the operator why, and do not join until you know; no contribution was sent",
         )
-    if spec.privacy is not None:
-        check_method(method, spec.training, broadcast)
+    combinations.check(combinations.of_spec(spec, method, broadcast), combinations.OF_RUNS)
     if spec.statistics != statistics:
         raise UsageError(
             "the coordinator asks for other statistics than this edge-node computes",

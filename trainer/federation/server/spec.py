@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +27,14 @@ from broker_config.protocol.messages import (
 from broker_config.protocol.names import check_class_name
 from trainer.data.class_names import find_fault
 from trainer.federation import masking, update_codec
+from trainer.federation.combinations import (
+    CHOICES,
+    EXCLUSIONS,
+    WITHOUT_EFFECT,
+    Wanted,
+    check,
+    sends_changes,
+)
 from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
@@ -98,19 +106,30 @@ def check_training(request: Request) -> None:
     Raises:
         UsageError: a setting of Adam where SGD trains, or an unknown method or option.
     """
-    phases = _phases(request)
-    if phases and all(phase.sgd for phase in phases):
-        for name in ("learning_rate", "moments", "optimizer"):
-            if name in request.training:
-                raise UsageError(
-                    f"{request.method} trains with SGD of its own: {name} has nothing to act on",
-                    f"leave out --training {name}; SGD's step is --option rate=NUMBER",
-                )
-    if request.training.get("optimizer") == "sgd" and "moments" in request.training:
-        raise UsageError(
-            "SGD keeps nothing from round to round: moments has nothing to act on",
-            "leave out --training moments, or take optimizer=adam",
-        )
+    method = _make(request.method, request.options)
+    training = _training(request.weights or "none", request.training)
+    wanted = Wanted(request.method, method, {}, training, given=request.training)
+    check(wanted, WITHOUT_EFFECT)
+
+
+def check_choice(request: Request, model: str) -> None:
+    """Check that an encoder can be chosen for a request; `model` is what a user has named.
+
+    Raises:
+        UsageError: a model is wanted, only a method's own will do, or the choice would tell what
+            shall be hidden.
+    """
+    wanted = Wanted(
+        request.method,
+        _make(request.method, request.options),
+        {},
+        Training(),
+        masked=request.secure_aggregation,
+        private=bool(request.privacy),
+        auto=True,
+        model=model,
+    )
+    check(wanted, CHOICES)
 
 
 def trains(request: Request) -> bool:
@@ -174,18 +193,31 @@ def draft(
     method = make(request.method, training, options, request.head)
     shape = Shape(FEATURES[request.model], len(classes))
     quorum = participation.quorum or participation.sample or nodes
-    aggregation = _aggregation(request, method, quorum)
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     encoder = {**encoder, **add_candidates(method.others)}
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
+    wanted = Wanted(
+        request.method,
+        method,
+        broadcast,
+        training,
+        rule=request.aggregate,
+        liars=request.liars,
+        codec=request.codec,
+        masked=request.secure_aggregation,
+        private=bool(request.privacy),
+        sample=participation.sample,
+        head=request.head,
+    )
+    check(wanted, EXCLUSIONS)
+    aggregation = _aggregation(request, method, quorum)
     rounds = _count_rounds(request, method)
     privacy = None
     if request.privacy:
-        privacy = make_privacy(request.privacy, method, rounds, training, broadcast)
+        privacy = make_privacy(request.privacy, method, rounds)
         method = make(request.method, training, options, request.head, privacy)
-    _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
-    threshold = _mask_threshold(request, method, broadcast, participation, nodes)
+    threshold = _mask_threshold(request, participation, nodes)
     scale = grid.scale_for if threshold else scale_for
     statistics = dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {}
     mask_neighbours = masking.least_neighbours(nodes) if threshold else 0
@@ -287,17 +319,6 @@ def _check(
             )
 
 
-def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
-    if request.head == "trained":
-        return
-    if "encoder" not in method.sends(broadcast):
-        raise UsageError(
-            f"{request.method} does not combine with --head statistics: its nodes share no whole "
-            "encoder, and features of different encoders cannot be summed",
-            "leave out --head, or take another --method",
-        )
-
-
 def _check_encoders(model: str, broadcast: Arrays) -> None:
     if [each for each, _ in list_encoders(model, broadcast)].count(model) > 1:
         raise UsageError(
@@ -339,27 +360,10 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
     is_sum = method.only_mean or request.secure_aggregation
     sum_: Rule = "mean" if is_sum else "clipped_mean"
     name = request.aggregate or sum_
-    liars = request.liars
     rule = RULES.get(name)
-    if liars and not rule:
-        raise UsageError(
-            f"{name} does not count liars: there is nothing for --liars to act on",
-            "leave out --liars, or take --aggregate multi_krum",
-        )
-    if rule and method.statistics:
-        raise UsageError(
-            f"{name} does not combine with statistics: nodes have different classes, so their "
-            "sums are not alike",
-            "leave out --aggregate: each node's sums are checked and bounded by themselves",
-        )
-    if name != "mean" and method.only_mean:
-        raise UsageError(
-            f"{name} does not combine with {request.method}: {method.only_mean}",
-            "leave out --aggregate, or take another method",
-        )
     if rule is None:
         return Aggregation(name)
-    liars = liars or 1
+    liars = request.liars or 1
     if quorum < rule.least(liars):
         raise UsageError(
             f"{name} needs {rule.least(liars)} contributions against {liars} of them, and a "
@@ -370,32 +374,15 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
 
 
 def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
-    is_possible = _sends_changes(method, broadcast) or not method.sends(broadcast)
+    is_possible = sends_changes(method, broadcast) or not method.sends(broadcast)
     if request.codec is None:
         return (
             update_codec.RECOMMENDED if is_possible and not request.secure_aggregation else "none"
         )
-    if request.codec != "none" and not is_possible:
-        raise UsageError(
-            f"{request.codec} does not combine with {request.method}: its nodes send no model "
-            "that differs little from the broadcast",
-            "leave out --codec, or take another method",
-        )
     return request.codec
 
 
-def _sends_changes(method: Method, broadcast: Arrays) -> bool:
-    """Whether nodes send what differs little from the broadcast."""
-    return bool(method.sends(broadcast)) and not method.only_mean
-
-
-def _mask_threshold(
-    request: Request,
-    method: Method,
-    broadcast: Arrays,
-    participation: Participation,
-    nodes: int,
-) -> int:
+def _mask_threshold(request: Request, participation: Participation, nodes: int) -> int:
     """How many nodes must be there to unmask a sum; 0 where contributions are not masked."""
     if not request.secure_aggregation:
         return 0
@@ -406,13 +393,6 @@ def _mask_threshold(
             "every round",
             "take other --nodes, or leave out --secure-aggregation",
         )
-    for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation):
-        if excluded:
-            other = "" if what.startswith("--") else f"; --method {RECOMMENDED} combines"
-            raise UsageError(
-                f"secure aggregation does not combine with {what}: {why}",
-                f"leave out one of them{other}",
-            )
     threshold = masking.least_threshold(nodes)
     if participation.quorum and participation.quorum < threshold:
         raise UsageError(
@@ -422,47 +402,6 @@ def _mask_threshold(
             f"take a --quorum of {threshold} to {nodes}",
         )
     return threshold
-
-
-def _excluded_by_masks(
-    request: Request,
-    method: Method,
-    broadcast: Arrays,
-    participation: Participation,
-) -> Iterator[tuple[object, str, str]]:
-    """What does not combine with masks: whether it is wanted, its name, and the reason."""
-    rule = request.aggregate
-    codec = request.codec
-    name = request.method
-    yield from (
-        (
-            rule not in (None, "mean"),
-            f"--aggregate {rule}",
-            "of masked contributions nothing but their sum can be read",
-        ),
-        (
-            codec not in (None, "none"),
-            f"--codec {codec}",
-            "behind masks all numbers are as random ones",
-        ),
-        (
-            participation.sample,
-            "--sample",
-            "two sums that differ by few nodes would tell what these have sent",
-        ),
-        (
-            request.privacy,
-            "--privacy",
-            "with masked statistics a plant tells which classes it has, which that hides",
-        ),
-        (method.relay, name, "what its nodes pass on to one another has no sum"),
-        (
-            bool(method.train) and not _sends_changes(method, broadcast),
-            name,
-            "its nodes send no model that differs little from the broadcast",
-        ),
-        (method.unmaskable, name, method.unmaskable),
-    )
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:

@@ -114,8 +114,8 @@ def test_a_plant_hears_what_joining_costs_before_it_meets_anybody(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"telemetry": True}, "--telemetry does not combine with a private federation"),
-        ({"preview": True}, "there is no preview of a private federation"),
+        ({"telemetry": True}, "--telemetry"),
+        ({"preview": True}, "preview"),
     ],
 )
 def test_figures_that_no_noise_protects_are_not_told(

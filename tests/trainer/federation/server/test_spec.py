@@ -238,9 +238,10 @@ def test_a_wrong_name_or_value_is_answered_with_the_right_one(request_: Request,
 def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(
     method: str, setting: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"{method}.*: {setting}") as caught:
-        check_training(small(method=method, training={setting: "0.1"}))
-    assert "--option rate=NUMBER" in caught.value.remedy
+    value = {"learning_rate": "0.1", "moments": "reset", "optimizer": "adam"}[setting]
+    with pytest.raises(UsageError, match=f"{method}.*--training {setting}") as caught:
+        check_training(small(method=method, training={setting: value}))
+    assert "--option rate=" in caught.value.remedy
 
 
 @pytest.mark.parametrize("method", ["afedcl", "fedala", "local"])
@@ -381,42 +382,9 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
             {"nodes": 9, "participation": Participation(quorum=5)},
             "needs a quorum of 6 or more, not 5",
         ),
-        (
-            masked(aggregate="clipped_mean"),
-            {},
-            "--aggregate clipped_mean: of masked contributions nothing",
-        ),
-        (
-            masked(aggregate="multi_krum"),
-            {"nodes": 5},
-            "--aggregate multi_krum: of masked contributions nothing",
-        ),
-        (masked(codec="int4"), {}, "--codec int4: behind masks all numbers are as random ones"),
-        (
-            masked(),
-            {"participation": Participation(sample=2)},
-            "--sample: two sums that differ by few nodes",
-        ),
-        (
-            masked(training={"batch_norm": "eval"}, privacy={"epsilon": "3"}),
-            {},
-            "--privacy: with masked statistics a plant tells which classes",
-        ),
-        (
-            masked(method="fedtfi", model="fedtfi_small", weights="none"),
-            {},
-            "what its nodes pass on to one another",
-        ),
-        (
-            masked(method="scaffold"),
-            {},
-            "scaffold: its nodes send no model that differs little from the broadcast",
-        ),
-        (masked(method="local"), {}, "local: its nodes send no model"),
-        (masked(method="afedcl"), {}, "afedcl: a node measures L_D on what nobody else has"),
     ],
 )
-def test_what_needs_more_than_a_sum_does_not_combine_with_secure_aggregation(
+def test_masks_need_so_many_nodes_and_of_them_so_many_in_a_round(
     request_: Request, changes: dict[str, Any], why: str
 ) -> None:
     assert why in refused(request_, **changes).what
