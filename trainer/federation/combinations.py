@@ -81,7 +81,7 @@ def of_spec(spec: Spec, method: Method, first: Arrays) -> Wanted:
         first,
         spec.training,
         rule=spec.aggregation.rule,
-        liars=spec.aggregation.liars if spec.aggregation.rule in RULES else 0,
+        liars=spec.aggregation.liars * (spec.aggregation.rule in RULES),
         codec=spec.codec,
         masked=bool(spec.mask_threshold),
         private=spec.privacy is not None,
