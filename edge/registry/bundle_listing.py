@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError, replace_unprintable
+from edge.bundle.bundle_format import SIGNATURE
 from edge.registry.bundle_store import BundleStore
 
 _EVENTS = 10  # at most in the text
@@ -32,8 +33,14 @@ def _describe(store: BundleStore, digest: str) -> dict[str, Any]:
         "created": manifest.created,
         "classes": list(manifest.classes),
         "precision": manifest.precision,
-        "signed": manifest.broadcast is not None,
+        "signed": (store.path(digest) / SIGNATURE).exists(),
     }
+
+
+def _brief(described: dict[str, Any]) -> str:
+    signed = "" if described["signed"] else "not "
+    classes = ", ".join(described["classes"])
+    return f"{described['model']}, {described['created']}, {signed}signed, {classes}"
 
 
 def format_bundles(store: BundleStore) -> Iterator[str]:
@@ -46,10 +53,7 @@ def format_bundles(store: BundleStore) -> Iterator[str]:
             role = "active, on probation"
         if digest in state.bad:
             role = f"failed: {state.bad[digest]}"
-        said = (
-            each.get("damaged")
-            or f"{each['model']}, {each['created']}, {', '.join(each['classes'])}"
-        )
+        said = each.get("damaged") or _brief(each)
         role_text = f"  [{role}]" if role else ""
         yield replace_unprintable(f"{digest}  {said}{role_text}")
     if not state.history:

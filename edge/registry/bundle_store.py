@@ -11,6 +11,7 @@ old or the new state.
 
 import fcntl
 import os
+import shlex
 import shutil
 import time
 import uuid
@@ -81,6 +82,11 @@ class BundleStore:
     def path(self, digest: str) -> Path:
         """The folder of a bundle, existing or not."""
         return self.folder / digest[:DIGITS]
+
+    def force_command(self, digest: str) -> str:
+        """Return how to serve a bundle all the same that was refused."""
+        line = shlex.quote(self.folder.name)
+        return f"to serve it all the same: edge-node bundle activate {digest} --force --line {line}"
 
     def digests(self) -> list[str]:
         """The stored bundles, the newest first."""

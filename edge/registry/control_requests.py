@@ -149,7 +149,7 @@ def _check_candidate(store: BundleStore, digest: str) -> None:
     from edge.registry.pre_rollout_checks import describe_classes  # noqa: PLC0415  (loads numpy)
 
     state = store.state()
-    remedy = f"to serve it all the same: edge-node bundle activate {digest} --force"
+    remedy = store.force_command(digest)
     if how := state.bad.get(digest):
         raise UsageError(f"the bundle {digest} has failed in service: {how}", remedy)
     if state.active:

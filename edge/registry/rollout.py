@@ -297,7 +297,7 @@ class Rollout:
             if against := [each.text for each in findings if not each.good and not force]:
                 raise RefusedError(
                     "; ".join(against),
-                    f"to serve it all the same: edge-node bundle activate {digest} --force",
+                    self.store.force_command(digest),
                     texts,
                 )
             why = "" if all(each.good for each in findings) else "on purpose"
@@ -351,7 +351,7 @@ class Rollout:
         if (how := self.store.state().bad.get(digest)) and not force:
             raise RefusedError(
                 f"the bundle {digest} has failed in service: {how}",
-                f"to serve it all the same: edge-node bundle activate {digest} --force",
+                self.store.force_command(digest),
             )
 
     @contextmanager

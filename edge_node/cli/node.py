@@ -623,7 +623,10 @@ def export(
     if not output.as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")
         trust = f" --trust {trust_file(kit, written[0].node)}" if kit else ""
-        print(f"next: edge-node serve {written[0].folder}{trust}")
+        print(
+            f"next: edge-node serve {written[0].folder}{trust}\n"
+            f"or, for a line that runs: edge-node bundle add {written[0].folder}"
+        )
 
 
 def trust_file(kit: Path, node: str) -> Path:

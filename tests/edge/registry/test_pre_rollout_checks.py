@@ -26,6 +26,7 @@ from edge.inference.predictor import Outputs, Predictor
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from edge.registry import pre_rollout_checks
+from edge.registry.bundle_listing import format_bundles, list_bundles
 from edge.registry.bundle_store import BundleStore
 from edge.registry.pre_rollout_checks import (
     ENOUGH,
@@ -317,6 +318,15 @@ def test_only_a_newer_bundle_that_the_lines_own_node_has_signed_is_served(trusti
     assert "is older" in refused(trusting, middle)
 
 
+def test_the_list_says_which_bundles_are_signed(ours, tmp_path):
+    signed = ours.bundle(tmp_path / "signed")
+    store, digests = stored(tmp_path / "line", signed, tiny(tmp_path / "unsigned"))
+    told = {each["bundle"]: each["signed"] for each in list_bundles(store)["bundles"]}
+    assert told == dict(zip(digests, (True, False), strict=True))
+    lines = [line for line in format_bundles(store) if line.split()[0] in digests]
+    assert sorted("not signed" in line for line in lines) == [False, True]
+
+
 def test_a_line_started_again_with_its_first_bundle_does_not_refuse_it_as_older(trusting, tmp_path):
     def start(version: int) -> str:
         return (
@@ -386,6 +396,10 @@ def test_a_new_model_that_cannot_compute_costs_no_frame_and_is_never_taken_again
     assert two in line.store.state().bad
     assert "cannot compute" in line.store.state().history[-1].why
     assert "has failed in service" in refused(line, two)
+    with pytest.raises(RefusedError) as caught:
+        line.rollout.activate(two, "me")
+    named = f"edge-node bundle activate {two} --force --line {line.store.folder.name}"
+    assert named in caught.value.remedy
     assert line.outbox.notices[1].startswith(f"the bundle {two} has failed")
     monkeypatch.undo()
     line.rollout.activate(two, "me", force=True)
