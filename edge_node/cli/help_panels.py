@@ -16,7 +16,7 @@ COMMANDS = {
         "provision broker coordinate console rounds pause resume drop abort"
     ),
     "A plant that takes part": "request check audit preview join refit report export",
-    "On the line": "anomaly serve infer bundle install-service",
+    "On the line": "serve infer bundle install-service",
     "Setting up and looking after": "user doctor status record card verify",
     "The sensors of one line": "vfl",
 }

@@ -20,11 +20,16 @@ import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 
+from edge_node.extensions.anomaly.patch_density import (
+    Judgement,
+    PatchDensity,
+    PlaceFeatures,
+    cross_validate,
+)
 from research.runner.store import Records
 from trainer.data import class_folders, drawn_surfaces
 from trainer.data.partition import select_pool
 from trainer.seeding import generator
-from trainer.statistics.patch_density import Judgement, PatchDensity, PlaceFeatures, cross_validate
 
 SIZE, COUNTS, PLANTS = 128, (20, 50), 8  # pixels; good images; drawn plants
 _FRESH, _STRANGE = 100, 20  # good images that judge, at most; strange ones of each kind

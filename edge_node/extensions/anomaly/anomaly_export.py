@@ -18,17 +18,17 @@ from edge.inference.batch import Image, find_images
 from edge.inference.image_decoding import read_image
 from edge.inference.part_decision import NO_DEFECT
 from edge.uncertainty.performance import Proportion
-from export.graph import fill_values, trace
-from export.parity import BATCHES, compare, draw_test_images, open_session
-from trainer.data.checks.likeness import find_alike, make_thumbnail
-from trainer.data.image_groups import unite
-from trainer.statistics.patch_density import (
+from edge_node.extensions.anomaly.patch_density import (
     MODEL,
     Judgement,
     PatchDensity,
     PlaceFeatures,
     cross_validate,
 )
+from export.graph import fill_values, trace
+from export.parity import BATCHES, compare, draw_test_images, open_session
+from trainer.data.checks.likeness import find_alike, make_thumbnail
+from trainer.data.image_groups import unite
 
 ANOMALY = "anomaly"
 LEAST = 10  # good images

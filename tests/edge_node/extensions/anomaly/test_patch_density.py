@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.statistics.patch_density import FALSE_REJECTS, Judgement, PatchDensity, cross_validate
+from edge_node.extensions.anomaly.patch_density import (
+    FALSE_REJECTS,
+    Judgement,
+    PatchDensity,
+    cross_validate,
+)
 
 
 def drawn(count: int, seed: int) -> torch.Tensor:

@@ -14,7 +14,11 @@ from edge.inference.class_prior import Prior
 from edge.inference.predictor import Predictor
 from edge.inference.tiling import View
 from edge.uncertainty.model_warnings import model_warnings
-from export.anomaly_export import ANOMALY, AnomalyReport, export_anomaly_detector
+from edge_node.extensions.anomaly.anomaly_export import (
+    ANOMALY,
+    AnomalyReport,
+    export_anomaly_detector,
+)
 from tests.support.daemon_process import daemon
 from tests.support.plants import here
 
