@@ -68,7 +68,9 @@ def test_of_every_method_it_is_known_whether_it_can_be_private() -> None:
 
 
 @pytest.mark.parametrize("method", REFUSED)
-def test_a_method_in_which_noise_could_hide_no_image_is_refused(method: str) -> None:
+def test_a_method_in_which_noise_could_hide_no_image_is_refused_with_the_reason(
+    method: str,
+) -> None:
     with pytest.raises(UsageError, match=f"--privacy.*{method}") as caught:
         drafted(method, {"epsilon": "3"})
     assert "another --method" in caught.value.remedy
