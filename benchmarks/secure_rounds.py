@@ -50,7 +50,7 @@ from tests.support.authority import Authority
 from trainer import progress
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.masked_contributions import MaskedContributions
-from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.coordinator.process import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make

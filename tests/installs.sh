@@ -23,7 +23,7 @@ for python; do
   install "$python" ""
   venv/bin/python - <<'END'
 import importlib.util as modules
-import edge.daemon.daemon, trainer.federation.server.coordinator  # what a line and a coordinator are
+import edge.daemon.daemon, trainer.federation.server.coordinator.process  # what a line and a coordinator are
 surplus = [name for name in ("torch", "cv2", "asyncua", "mlflow", "tensorboard", "edge_node_weights") if modules.find_spec(name)]
 assert not surplus, f"the line's install has {surplus}"
 END

@@ -44,7 +44,7 @@ if [ "$set" = line ]; then
   echo "installed, line alone: $(($(du -sm venv | cut -f1) - before)) MB"
   "${install[@]}" edge-node-weights # what a coordinator starts from
   venv/bin/python - <<'END'
-import trainer.federation.server.coordinator
+import trainer.federation.server.coordinator.process
 from trainer.models.initial_weights import initial_encoder
 initial_encoder("mobilenet_v2", "surface", 0)
 END

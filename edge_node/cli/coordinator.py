@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
     from broker_config.protocol.messages import Encryption, Spec
     from trainer.federation.server.choosing_runs import Federation
-    from trainer.federation.server.coordinator import Outcome
+    from trainer.federation.server.coordinator.process import Outcome
     from trainer.federation.server.operator_actions import Kind
     from trainer.federation.server.spec import Request
     from trainer.models.named_tensors import Arrays
@@ -302,7 +302,7 @@ def coordinate(
     from trainer import progress
     from trainer.console.console_process import console_beside
     from trainer.federation.server import choosing_runs
-    from trainer.federation.server.coordinator import coordinate as run
+    from trainer.federation.server.coordinator.process import coordinate as run
     from trainer.federation.server.journal import has_run, newest_run
     from trainer.federation.server.ledger import Ledger
     from trainer.models.initial_weights import choose_weights
@@ -496,7 +496,7 @@ def abort(
         return
     import msgspec
 
-    from trainer.federation.server.coordinator import abort as run
+    from trainer.federation.server.coordinator.process import abort as run
     from trainer.federation.server.journal import newest_run
     from trainer.federation.server.ledger import Ledger
     from trainer.federation.server.operator_actions import make_action

@@ -49,7 +49,7 @@ from broker_config.transfer.send_queue import MAX_QUEUED, SendQueue
 from tests.support.frame_mutation import SENT, Frame, Mutator, is_message, record, small_encoder
 from tests.support.live_attack import attack_federation, check
 from tests.support.waiting import PATIENCE
-from trainer.federation.server.coordinator import _Coordinator
+from trainer.federation.server.coordinator.process import _Coordinator
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.progress import NodeRefused

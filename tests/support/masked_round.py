@@ -15,13 +15,27 @@ import numpy as np
 from broker_config.protocol.messages import MaskingAnswer, MaskingStep
 from broker_config.security.mask_keys import Scope
 from broker_config.security.signing import ForgedError, SigningKey, verify
+from tests.support.round_events import contributed
 from tests.support.wire_messages import RUN, SESSION
 from trainer.federation.masking import least_threshold, member_state
 from trainer.federation.masking.masks import apply_masks
 from trainer.federation.masking.member_state import Answer, Member, Record
-from trainer.federation.server import masking_rounds
-from trainer.federation.server import round_state as rounds
-from trainer.federation.server.masking_rounds import Facts, Masking
+from trainer.federation.server.coordinator import (
+    events,
+    masking_machine,
+    masking_state,
+    round_machine,
+    round_state,
+)
+from trainer.federation.server.coordinator.effects import (
+    RecordMasks,
+    Refuse,
+    Say,
+    Scarce,
+    Unmask,
+    Unreadable,
+)
+from trainer.federation.server.coordinator.masking_state import Facts, Masking
 from trainer.federation.server.unmasking import masks_in_sum
 from trainer.models.named_tensors import Arrays
 
@@ -96,11 +110,13 @@ class MaskedRound:
         self.records: dict[str, Record | None] = dict.fromkeys(self.names)
         self.gone: set[str] = set()
         of_all = frozenset({1} if classes else ())
-        plan = rounds.Plan(nodes, quorum or nodes, 1, is_masked=True, of_all=of_all)
+        plan = round_state.Plan(nodes, quorum or nodes, 1, is_masked=True, of_all=of_all)
         self.scarce: list[int] = []  # classes that the coordinator does not sum
         self.unreadable: list[str] = []  # nodes whose secrets it cannot be told any more
         everyone = frozenset(self.names)
-        self.federation = rounds.Federation(plan, rounds.Status.OPEN, 1, everyone, everyone)
+        self.federation = round_state.Federation(
+            plan, round_state.Status.OPEN, 1, everyone, everyone
+        )
         self.masking = Masking(RUN, self.threshold, neighbours)
         self.facts, self.drawn, self.arrived = Facts(), frozenset[str](), dict[str, Arrays]()
         self.found: Arrays | None = None  # the sum without masks
@@ -129,8 +145,8 @@ class MaskedRound:
         if isinstance(message, MaskingStep):
             self.receive_step(receiver, message)
         elif isinstance(message, MaskingAnswer):
-            self.masking, effects = masking_rounds.hear(self.masking, sender, message)
-            self.perform(effects)
+            self.masking, due = masking_machine.hear(self.masking, sender, message)
+            self.perform(due)
             self.settle()
         else:
             self.receive_contribution(sender, message)  # type: ignore[arg-type]
@@ -175,39 +191,39 @@ class MaskedRound:
     def lose(self, name: str) -> None:
         """A node goes for good; what it has said so far arrives."""
         self.gone.add(name)
-        self.federation, _ = rounds.advance(self.federation, rounds.Left(name))
+        self.federation, _ = round_machine.advance(self.federation, events.Left(name))
         self.settle()
 
     # The coordinator
 
     def receive_contribution(self, name: str, masked: Arrays) -> None:
-        if self.federation.admission(name, 1) is not rounds.Admission.DUE:
+        if self.federation.admission(name, 1) is not round_state.Admission.DUE:
             return
         self.arrived[name] = masked
-        self.federation, _ = rounds.advance(self.federation, rounds.Contributed(name))
+        self.federation, _ = round_machine.advance(self.federation, contributed(name))
         self.settle()
 
     def settle(self) -> None:
-        self.masking, effects = masking_rounds.settle(self.masking, self.federation)
-        self.perform(effects)
+        self.masking, due = masking_machine.settle(self.masking, self.federation)
+        self.perform(due)
 
-    def perform(self, effects: Sequence[masking_rounds.Effect]) -> None:
-        for effect in effects:
+    def perform(self, due: Sequence[masking_machine.MaskingEffect]) -> None:
+        for effect in due:
             match effect:
-                case masking_rounds.Record(facts, drawn):
+                case RecordMasks(facts, drawn):
                     self.facts = msgspec.json.decode(msgspec.json.encode(facts), type=Facts)
                     self.drawn = frozenset(drawn) or self.drawn
-                case masking_rounds.Narrow(nodes):
-                    self.federation, _ = rounds.advance(self.federation, rounds.Narrowed(nodes))
-                case masking_rounds.Say(node, step):
+                case events.Narrowed():
+                    self.federation, _ = round_machine.advance(self.federation, effect)
+                case Say(node, step):
                     self.ways["coordinator", node].append(step)
-                case masking_rounds.Scarce(found):
+                case Scarce(found):
                     self.scarce = found
-                case masking_rounds.Unreadable(nodes):
+                case Unreadable(nodes):
                     self.unreadable = nodes
-                case masking_rounds.Unmask(masking):
+                case Unmask(masking):
                     self.unmask(masking)
-                case masking_rounds.Reject(error):
+                case Refuse(error):
                     raise error
 
     def unmask(self, masking: Masking) -> None:
@@ -221,13 +237,13 @@ class MaskedRound:
         Nodes say again what they have said last.
         """
         plan = self.federation.plan
-        self.federation = rounds.restore(plan, 1, self.names, self.drawn, self.arrived)
+        self.federation = round_state.restore(plan, 1, self.names, self.drawn, self.arrived)
         if self.facts.survivors:
-            self.federation = self.federation._replace(status=rounds.Status.UNMASKING)
+            self.federation = self.federation._replace(status=round_state.Status.UNMASKING)
         self.secrets = {}
-        self.masking = masking_rounds.restore(RUN, self.threshold, self.neighbours, 1, self.facts)
+        self.masking = masking_state.restore(RUN, self.threshold, self.neighbours, 1, self.facts)
         for name in sorted(self.gone):
-            self.federation, _ = rounds.advance(self.federation, rounds.Left(name))
+            self.federation, _ = round_machine.advance(self.federation, events.Left(name))
         for name in self.names:
             if name not in self.gone:
                 self.ways["coordinator", name].clear()

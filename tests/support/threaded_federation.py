@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE
 from trainer import progress
 from trainer.data.class_folders import Images
 from trainer.federation.client.session import take_part
-from trainer.federation.server.coordinator import Outcome, abort, coordinate
+from trainer.federation.server.coordinator.process import Outcome, abort, coordinate
 from trainer.federation.server.journal import history
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.operator_actions import request

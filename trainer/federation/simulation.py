@@ -23,9 +23,9 @@ from trainer.federation import run_summary
 from trainer.federation.masking.grid import contribution_words
 from trainer.federation.server.aggregation import after_training
 from trainer.federation.server.choosing_runs import wanted_sizes
+from trainer.federation.server.coordinator.round_machine import sample_participants
 from trainer.federation.server.masked_sums import check_holders
 from trainer.federation.server.robust_rules import InMemory
-from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft, flat_settings
 from trainer.federation.update_codec import (

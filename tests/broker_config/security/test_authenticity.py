@@ -59,7 +59,7 @@ from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.client.discovery import Joinable, discover
 from trainer.federation.server.connection import publish_retained
-from trainer.federation.server.coordinator import Outcome, coordinate
+from trainer.federation.server.coordinator.process import Outcome, coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import MAX_MESSAGES
 from trainer.federation.server.spec import Participation

@@ -28,7 +28,7 @@ from tests.support.terminal import Terminal
 from tests.support.threaded_federation import PLANTS, Federation
 from tests.support.waiting import wait_until
 from trainer import progress
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.journal import history, newest_run
 from trainer.federation.server.spec import Participation
 from trainer.training.personal_model import load_metadata

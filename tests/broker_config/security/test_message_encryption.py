@@ -63,7 +63,7 @@ from tests.support.waiting import wait_until
 from tests.support.wire_messages import CASES, DIGEST, MANIFEST, RUN, SESSION
 from trainer import progress
 from trainer.federation.client.discovery import discover
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.operator_actions import request
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate

@@ -19,7 +19,8 @@ import msgspec
 from broker_config.security.secret_environment import PASSPHRASE
 from edge_node.cli import main
 from trainer.federation.client import checkpoint, training_thread
-from trainer.federation.server import coordinator, journal
+from trainer.federation.server import journal
+from trainer.federation.server.coordinator.process import process as coordinator
 from trainer.training import personal_model
 
 When = Literal["before", "after"]

@@ -19,7 +19,7 @@ from tests.support.plants import CLASSES, draw
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, Session, same
 from trainer import progress
 from trainer.federation.client.join import join
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation
 from trainer.statistics.lda_head import expected_scale, fit

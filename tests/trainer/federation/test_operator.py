@@ -20,7 +20,7 @@ from tests.support.plants import (
 )
 from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.journal import runs
 from trainer.federation.server.operator_actions import Kind, act, make_action
 from trainer.federation.server.spec import Participation

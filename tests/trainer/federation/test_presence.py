@@ -29,7 +29,7 @@ from tests.support.provisioned_federation import Guarded, make
 from trainer import progress
 from trainer.federation import presence
 from trainer.federation.presence import check_name_free, is_connected
-from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.coordinator.process import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
 

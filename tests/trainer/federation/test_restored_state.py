@@ -19,7 +19,7 @@ from broker_config.protocol.messages import Hello
 from tests.support.mosquitto import Mosquitto
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
 from trainer import progress
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays

@@ -25,10 +25,9 @@ from trainer.federation import masking
 from trainer.federation.client.checkpoint import find_progress
 from trainer.federation.masking import step_parts
 from trainer.federation.masking.grid import contribution_words
-from trainer.federation.server import masking_rounds
-from trainer.federation.server import round_state as rounds
-from trainer.federation.server.coordinator import Outcome
-from trainer.federation.server.masking_rounds import Masking
+from trainer.federation.server.coordinator import masking_machine, round_state
+from trainer.federation.server.coordinator.masking_state import Masking
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.operator_actions import request
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
@@ -399,22 +398,20 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
     endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It wants the sum of all and then that of two, whose difference is what the third has sent."""
-    honest = masking_rounds.settle
+    honest = masking_machine.settle
 
-    def lie(state: Masking, of: rounds.Federation) -> masking_rounds.Step:
+    def lie(state: Masking, of: round_state.Federation) -> masking_machine.Step:
         state, effects = honest(state, of)
         told = [
-            each.step
-            for each in effects
-            if isinstance(each, masking_rounds.Say) and each.step.survivors
+            each.step for each in effects if isinstance(each, effects.Say) and each.step.survivors
         ]
         again = [
-            masking_rounds.Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2]))
+            effects.Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2]))
             for each in told[:1]
         ]
         return state, [*effects, *again]
 
-    monkeypatch.setattr(masking_rounds, "settle", lie)
+    monkeypatch.setattr(masking_machine, "settle", lie)
     federation = found(endpoint, plants, tmp_path, "lied-to", participation=Participation(quorum=2))
     sessions = [federation.coordinator()]
     with federation.opened_by(3, sessions[0]):

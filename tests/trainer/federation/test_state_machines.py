@@ -34,8 +34,13 @@ from tests.support.node_model import (
 )
 from trainer.federation.client import session_events as node_events
 from trainer.federation.client import session_state
-from trainer.federation.server import coordinator_state as states
-from trainer.federation.server import round_state as rounds
+from trainer.federation.server.coordinator import (
+    coordinator_machine,
+    coordinator_state,
+    effects,
+    events,
+    round_state,
+)
 from trainer.federation.server.membership import Membership
 from trainer.federation.server.status import round_message
 
@@ -85,12 +90,12 @@ class CoordinatorModel:
         """A process begins, with what is on the disk."""
         self.process += 1
         self.session, ledger = f"{self.process:016x}", self.ledger
-        plan = rounds.Plan(len(NAMES), len(NAMES), SPEC.rounds)
+        plan = round_state.Plan(len(NAMES), len(NAMES), SPEC.rounds)
         counted = ledger.counted.get(ledger.round, {})
-        federation = rounds.restore(plan, ledger.round, ledger.identities, (), counted)
+        federation = round_state.restore(plan, ledger.round, ledger.identities, (), counted)
         was_over = self.has_been_over and 0 < ledger.round <= SPEC.rounds
-        self.state = states.Coordination(
-            states.Plan(SPEC, self.session, Path("state"), LINGER),
+        self.state = coordinator_state.Coordination(
+            coordinator_state.ProcessPlan(SPEC, self.session, Path("state"), LINGER),
             federation,
             self.now,
             was_over=was_over,
@@ -100,7 +105,7 @@ class CoordinatorModel:
         self.membership = Membership(len(NAMES), ledger.identities)
         self.uploads: dict[str, Contribution] = {}
         self.call_roll()
-        self.advance(states.Started())
+        self.advance(events.Started())
 
     def call_roll(self) -> None:
         self.send(*NAMES, message=Presence(session=self.session, online=True))
@@ -122,9 +127,9 @@ class CoordinatorModel:
                 self.admit(name, hello_of(node, round_))
             case node_events.Send(message) if message.session == session:
                 counted = name in self.ledger.counted.get(message.round, {})
-                self.advance(states.Told(name, message, counted))
+                self.advance(events.Told(name, message, counted))
             case node_events.TellFinished():
-                self.advance(states.Told(name, Finished(session=node.plan.session, run=RUN)))
+                self.advance(events.Told(name, Finished(session=node.plan.session, run=RUN)))
 
     def admit(self, name: str, hello: Hello) -> None:
         is_present = name in self.state.present
@@ -136,18 +141,18 @@ class CoordinatorModel:
         )
         is_in_totals = newest == SPEC.rounds
         self.advance(
-            states.Admitted(name, hello, self.membership.session(name), newest, is_in_totals)
+            events.Joined(name, hello, self.membership.session(name), newest, is_in_totals)
         )
 
-    def advance(self, event: states.Event) -> None:
-        self.state, effects = states.advance(self.state, event)
+    def advance(self, event: events.Event) -> None:
+        self.state, effects = coordinator_machine.advance(self.state, event)
         for effect in effects:
             self._perform(effect)
 
-    def _perform(self, effect: states.Effect) -> None:
+    def _perform(self, effect: effects.Effect) -> None:
         ledger = self.ledger
         match effect:
-            case states.Admit(name, hello, contributed):
+            case effects.Admit(name, hello, contributed):
                 if ledger.identities.get(name) != hello.identity:
                     ledger.identities[name] = hello.identity
                     ledger.finished.discard(name)
@@ -156,25 +161,25 @@ class CoordinatorModel:
                     session=hello.session, server=self.session, contributed=contributed
                 )
                 self.send(name, message=welcome)
-            case rounds.Open(round_):
+            case effects.Open(round_):
                 ledger.round = round_
                 self.publish()
-            case rounds.Close():
+            case effects.Close():
                 ledger.broadcast, self.uploads = aggregate(ledger.broadcast), {}
-            case rounds.Finish():
+            case effects.Finish():
                 ledger.round += 1
                 self.publish()
-            case states.Publish():
+            case effects.Publish():
                 self.publish()
-            case states.Collect(name, message):
+            case effects.Collect(name, message):
                 self.uploads[name] = message
-            case states.Accept(name, accepted):
+            case effects.Accept(name, accepted):
                 self.send(name, message=accepted)
-            case states.RecordFinished(name):
+            case effects.RecordFinished(name):
                 ledger.finished.add(name)
-            case states.Refuse(error):
+            case effects.Refuse(error):
                 raise AssertionError(f"an honest node is refused: {error}")
-            case states.Reject(_, refusal):
+            case effects.Reject(_, refusal):
                 raise AssertionError(f"an honest node is not let in: {refusal.reason}")
             case _:
                 pass
@@ -190,12 +195,12 @@ class CoordinatorModel:
         expected = make_contribution(self.ledger.broadcast, node.plan.name)
         assert message.blob.digest == expected.digest, "it was trained from another broadcast"
         self.ledger.counted.setdefault(message.round, {})[node.plan.name] = message.blob.digest
-        self.advance(states.Added(node.plan.name, message))
+        self.advance(events.Contributed(node.plan.name, message))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
         heard = [name for name in NAMES if self.membership.session(name) is not None]
-        self.advance(states.Tick(self.now, self.ledger.finished, heard))
+        self.advance(events.Tick(self.now, self.ledger.finished, heard))
 
 
 def _fields(message: AnyMessage) -> dict[str, object]:
@@ -278,16 +283,19 @@ class Federations(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), loses_its_state=st.booleans(), is_noticed=st.booleans())
     def a_node_is_killed(self, name: str, loses_its_state: bool, is_noticed: bool) -> None:
-        self.nodes[name].restart(loses_its_state=loses_its_state)
+        node = self.nodes[name]
+        # with what it has contributed damaged, too, it is not let in: its images would count twice
+        node.restart(loses_its_state=loses_its_state and all(node.disk.values()))
         self.nodes[name].advance(node_events.Connected())
         if is_noticed:
-            self.coordinator.advance(states.Lost(name, name in self.coordinator.ledger.finished))
+            self.coordinator.advance(events.Left(name, name in self.coordinator.ledger.finished))
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def a_blob_is_damaged(self, name: str, data: st.DataObject) -> None:
         node = self.nodes[name]
         in_use = node.job.manifest.digest if node.job else ""
-        if spoilt := sorted(node.disk.keys() - {in_use}):
+        spoilt = sorted(node.disk.keys() - {in_use})
+        if spoilt and node.lost is None:
             node.disk[data.draw(st.sampled_from(spoilt))] = False
 
     @rule()

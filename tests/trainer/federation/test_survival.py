@@ -21,7 +21,7 @@ from tests.support import class_sums
 from tests.support.proxy import Proxy
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
 from trainer import progress
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.federation.update_codec import encode_start

@@ -26,7 +26,7 @@ from tests.support.tiny_encoder import NAME, register_tiny_encoder
 from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.client.discovery import discover
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.spec import Participation, Request, draft
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.messages import Encryption, Spec
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.journal import Run
 from trainer.federation.server.ledger import Ledger, has_begun
 from trainer.federation.server.spec import Participation, Request, draft

@@ -33,13 +33,12 @@ from broker_config.security.one_time import digest_spec
 from broker_config.storage import disk, hash_chain
 from broker_config.storage.database import check_not_lost
 from broker_config.transfer.blob_transfer import BlobStore
-from trainer.federation.server import masking_rounds
-from trainer.federation.server import round_state as rounds
 from trainer.federation.server.aggregation import after_training
+from trainer.federation.server.coordinator import masking_state, round_state
+from trainer.federation.server.coordinator.masking_state import Facts, Masking
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.journal import Contribution as Recorded
 from trainer.federation.server.masked_sums import MaskedContributions
-from trainer.federation.server.masking_rounds import Facts, Masking
 from trainer.federation.server.record_facts import Fact, as_entry
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.federation.server.round_sums import collect
@@ -155,7 +154,7 @@ class Ledger:
         ):
             self.store.put(data)
 
-    def resume(self, gone: Collection[str] = (), *, purge: bool = True) -> rounds.Federation:
+    def resume(self, gone: Collection[str] = (), *, purge: bool = True) -> round_state.Federation:
         """Go on with the newest run. Returns where it stands.
 
         Nodes that are `gone` for good have no part in it any more: what they contributed to the
@@ -207,11 +206,11 @@ class Ledger:
             self._contributions.add(each.node, self._source(each.digest), each.weight)
         self._journal.resume(spec.run, run.round, {*gone, *self.damaged})
         members = run.members.keys() - self._gone
-        return rounds.restore(
+        return round_state.restore(
             plan, run.round, members, self._drawn, self._contributions.contributors
         )
 
-    def drop(self, node: str) -> rounds.Federation:
+    def drop(self, node: str) -> round_state.Federation:
         """A node has no part in the run any more, as if it were `gone` when the run is resumed.
 
         Raises: as `resume`.
@@ -305,7 +304,7 @@ class Ledger:
                 "restore the folder from a copy, or end the run with edge-node abort and begin "
                 "another one with --new",
             )
-        return masking_rounds.restore(
+        return masking_state.restore(
             self.spec.run, self.spec.mask_threshold, self.spec.mask_neighbours, self._round, facts
         )
 
@@ -513,7 +512,7 @@ def least_nodes(spec: Spec) -> int:
     return rule.least(spec.aggregation.liars) if rule else max(1, spec.mask_threshold)
 
 
-def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
+def plan_of(spec: Spec, gone: int = 0) -> round_state.Plan:
     """The plan of a spec's rounds when so many of its nodes are `gone`.
 
     Raises:
@@ -527,7 +526,7 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
             f"{left} of {spec.nodes} nodes are left in the charter, and {rule} needs {least}",
             "end this run with edge-node abort, and begin another one",
         )
-    return rounds.Plan(
+    return round_state.Plan(
         left,
         max(min(spec.quorum, left), spec.mask_threshold),
         spec.rounds,

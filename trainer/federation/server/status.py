@@ -20,7 +20,7 @@ from broker_config.protocol.messages import (
     Spec,
     Work,
 )
-from trainer.federation.server.round_state import Federation, Status
+from trainer.federation.server.coordinator.round_state import Federation, Status
 from trainer.progress import (
     Activity,
     AnyEvent,

@@ -11,7 +11,7 @@ from broker_config.security import mask_keys
 from broker_config.security.mask_keys import Scope
 from broker_config.security.secret_sharing import Interpolation
 from trainer.federation.masking import shares_needed
-from trainer.federation.server.masking_rounds import Masking
+from trainer.federation.server.coordinator.masking_state import Masking
 
 
 def masks_in_sum(

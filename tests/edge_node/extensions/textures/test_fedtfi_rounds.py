@@ -25,7 +25,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.client.join import join
 from trainer.federation.client.session_events import Contributed, Refined
 from trainer.federation.client.training_thread import Worker
-from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.federation.simulation import SimulationResult, simulate

@@ -37,7 +37,7 @@ from trainer.federation.client import discovery
 from trainer.federation.client.demands import Demands
 from trainer.federation.client.discovery import Joinable
 from trainer.federation.client.join import _meets, join
-from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.coordinator.process import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate

@@ -35,7 +35,7 @@ from tests.support.frame_mutation import small_encoder
 from tests.support.plants import CLASSES, draw, run
 from tests.support.waiting import PATIENCE
 from trainer import progress
-from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.coordinator.process import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.models.named_tensors import select

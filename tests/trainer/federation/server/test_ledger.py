@@ -23,10 +23,10 @@ from broker_config.protocol.round_contents import masked_tensors
 from tests.support import class_sums
 from tests.support.ledger_runs import NODES, SESSION, STATISTICS, contribution, drafted
 from tests.support.wire_messages import KEYS
-from trainer.federation.server import round_state as rounds
+from trainer.federation.server.coordinator import round_state
+from trainer.federation.server.coordinator.masking_state import Facts, Masking
 from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history, newest_run
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.masking_rounds import Facts, Masking
 from trainer.methods import METHODS
 from trainer.models.named_tensors import Arrays, average
 
@@ -61,11 +61,11 @@ def play(
         with Ledger(folder) as ledger:
             ledger.begin_or_continue(*federation, new=False)
             state = ledger.resume()
-            if state.status is rounds.Status.GATHERING:
+            if state.status is round_state.Status.GATHERING:
                 for node in NODES:
                     ledger.admit(node, node * 16)
                 ledger.open_round(1, ())
-                state = rounds.restore(state.plan, 1, NODES, (), ())
+                state = round_state.restore(state.plan, 1, NODES, (), ())
             for _ in range(stop_after):
                 steps += 1
                 left = [node for node in order if node not in state.contributed]
@@ -78,7 +78,7 @@ def play(
                     ledger.conclude()
                 else:
                     ledger.open_round(2, ())
-                    state = rounds.restore(state.plan, 2, NODES, (), ())
+                    state = round_state.restore(state.plan, 2, NODES, (), ())
                 broadcasts.append(encode_tensors(ledger.broadcast))
                 done += 1
                 if done == 2:
@@ -315,7 +315,7 @@ def test_the_finished_run_is_taken_up_again_with_its_totals(
     spec, broadcast = drafted(rule=STATISTICS)
     _, result = play(tmp_path, (spec, broadcast), stop_after=100)
     for ledger in begun(tmp_path, (spec, broadcast)):
-        assert ledger.resume().status is rounds.Status.FINISHED
+        assert ledger.resume().status is round_state.Status.FINISHED
         assert encode_tensors(ledger.broadcast) == result
         assert ledger.broadcast.keys() == {*spec.tensors, *spec.statistics}
 
@@ -408,7 +408,7 @@ def test_no_run_begins_over_tensors_of_another_unless_told_so(tmp_path: Path) ->
     )
     with Ledger(tmp_path) as ledger:
         ledger.begin_or_continue(*drafted(2), new=True)
-        assert ledger.resume().status is rounds.Status.GATHERING
+        assert ledger.resume().status is round_state.Status.GATHERING
 
 
 def test_a_run_that_was_killed_before_its_first_tensors_were_written_begins_all_the_same(
@@ -418,7 +418,7 @@ def test_a_run_that_was_killed_before_its_first_tensors_were_written_begins_all_
     for ledger in begun(tmp_path, federation):
         ledger.store.remove(ledger.store.digests().pop())
     for ledger in begun(tmp_path, federation):
-        assert ledger.resume().status is rounds.Status.GATHERING
+        assert ledger.resume().status is round_state.Status.GATHERING
 
 
 def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.frame_mutation import small_encoder
 from tests.support.plants import CLASSES
 from tests.support.waiting import wait_until
 from trainer import progress
-from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.coordinator.process import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
 from trainer.models.named_tensors import select

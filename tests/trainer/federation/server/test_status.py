@@ -12,19 +12,12 @@ from broker_config.protocol.messages import NodeState, Overview
 from broker_config.security.member_list import Member, MemberList
 from tests.support.manual_clock import Clock
 from tests.support.node_model import make_broadcast, make_delta, make_spec
+from tests.support.round_events import contributed, joined
 from tests.support.wire_messages import SPEC
 from trainer import progress
-from trainer.federation.server.round_state import (
-    Contributed,
-    Event,
-    Expired,
-    Federation,
-    Joined,
-    Left,
-    Plan,
-    advance,
-    restore,
-)
+from trainer.federation.server.coordinator.events import Event, Expired, Left
+from trainer.federation.server.coordinator.round_machine import advance
+from trainer.federation.server.coordinator.round_state import Federation, Plan, restore
 from trainer.federation.server.status import EVERY, StatusTracker, round_message
 
 ERROR = "its message cannot be read: JSON is malformed: invalid character (byte 0)"
@@ -59,7 +52,7 @@ def seen(tracker: StatusTracker, state: Federation, *finished: str) -> dict[str,
     return {node.node: node for node in overview.nodes}
 
 
-THREE = (Joined("a"), Joined("b"), Joined("c"))
+THREE = (joined("a"), joined("b"), joined("c"))
 
 
 def test_until_the_first_round_is_open_there_is_neither_a_broadcast_nor_a_delta_to_fetch() -> None:
@@ -97,7 +90,7 @@ def test_where_there_is_a_charter_it_says_when_the_members_certificates_end() ->
 
 def test_it_says_where_the_round_is_and_when_that_was() -> None:
     before = datetime.now(UTC)
-    overview = told(tracked(), after(*THREE, Contributed("b")))
+    overview = told(tracked(), after(*THREE, contributed("b")))
     assert before <= overview.time <= datetime.now(UTC)
     facts = (
         overview.run,
@@ -125,7 +118,7 @@ def test_the_deadline_counts_from_when_the_round_was_opened() -> None:
 
 
 def test_those_whom_the_round_waits_for_are_marked_and_come_first() -> None:
-    overview = told(tracked(), after(*THREE, Contributed("a")))
+    overview = told(tracked(), after(*THREE, contributed("a")))
     assert [(node.node, node.awaited) for node in overview.nodes] == [
         ("b", True),
         ("c", True),
@@ -152,7 +145,7 @@ def test_nobody_waits_for_nodes_that_were_not_drawn() -> None:
 
 def test_a_node_is_late_once_the_deadline_is_over_unless_its_bytes_are_under_way() -> None:
     sending = progress.Activity(node="c", round=1, what="sending", done=40, total=100)
-    nodes = seen(tracked(sending), after(*THREE, Contributed("a"), Expired(1)))
+    nodes = seen(tracked(sending), after(*THREE, contributed("a"), Expired(1)))
     assert {name: node.doing for name, node in nodes.items()} == {
         "a": "waiting",
         "b": "late",
@@ -255,13 +248,13 @@ def test_one_is_due_when_something_has_changed_and_at_most_once_a_second() -> No
     clock.now += EVERY
     assert tracker.next_overview(state, ())
     clock.now += EVERY
-    assert tracker.next_overview(advance(state, Contributed("a"))[0], ())
+    assert tracker.next_overview(advance(state, contributed("a"))[0], ())
 
 
 def full(nodes: int, error: str) -> Overview:
     """Of so many nodes with the longest names; the last three have yet to contribute."""
     names = [f"{number:04}".ljust(64, "x") for number in range(nodes)]
-    state = after(*map(Joined, names), *map(Contributed, names[:-3]), plan=Plan(nodes, nodes, 5))
+    state = after(*map(joined, names), *map(contributed, names[:-3]), plan=Plan(nodes, nodes, 5))
     tracker = tracked(
         *(
             progress.Contribution(node=name, round=1, weight=0.6931471805599453, bytes=9_123_456)

@@ -8,27 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trainer.federation.server.round_state import (
-    Close,
-    Contributed,
-    Effect,
+from tests.support.round_events import contributed, joined
+from tests.support.round_events import held as held_event
+from trainer.federation.server.coordinator.effects import Close, Effect, Finish, Open, Pause, Resume
+from trainer.federation.server.coordinator.events import (
     Event,
     Expired,
-    Federation,
-    Finish,
-    Held,
-    Joined,
     Left,
-    Open,
-    Pause,
-    Plan,
-    Released,
-    Resume,
-    Resumed,
-    Status,
-    advance,
-    restore,
+    Started,
 )
+from trainer.federation.server.coordinator.round_machine import advance
+from trainer.federation.server.coordinator.round_state import Federation, Plan, Status, restore
 
 NAMES = [f"node-{number}" for number in range(4)]
 
@@ -114,7 +104,7 @@ class Rounds(RuleBasedStateMachine):
     def operator_pauses_or_resumes(self, held: bool) -> None:
         """Again and again, and whatever holds already."""
         self.held = held
-        self.apply(Held() if held else Released())
+        self.apply(held_event(held))
 
     @rule()
     def coordinator_restarts(self) -> None:
@@ -130,7 +120,7 @@ class Rounds(RuleBasedStateMachine):
         self, data: st.DataObject
     ) -> None:
         node = data.draw(st.sampled_from(sorted(self.state.missing)))
-        expected, effects = advance(self.state, Contributed(node))
+        expected, effects = advance(self.state, contributed(node))
         self.journal(node)
         state, late = self.restarted()
         kinds = Open | Close | Finish
@@ -150,9 +140,9 @@ class Rounds(RuleBasedStateMachine):
             held=self.held
         )
         gone = [Left(node) for node in sorted(self.members - before.present)]
-        here = [Joined(node) for node in sorted(before.present)]
+        here = [joined(node) for node in sorted(before.present)]
         clock = [Expired(round_)] if before.expired else []
-        state, effects = play(state, [Resumed(), *here, *gone, *clock])
+        state, effects = play(state, [Started(), *here, *gone, *clock])
         return state, effects
 
     def journal(self, node: str) -> None:
@@ -163,11 +153,11 @@ class Rounds(RuleBasedStateMachine):
     def join(self, node: str) -> None:
         self.members.add(node)
         self.present.add(node)
-        self.apply(Joined(node))
+        self.apply(joined(node))
 
     def contribute(self, node: str) -> None:
         self.journal(node)
-        self.apply(Contributed(node))
+        self.apply(contributed(node))
 
     def apply(self, event: Event) -> None:
         before = self.state
@@ -242,13 +232,13 @@ class Rounds(RuleBasedStateMachine):
         """If all nodes come, contribute and stay, without a deadline,
         and the operator lets them.
         """
-        state, _ = advance(self.state, Released())
+        state, _ = advance(self.state, held_event(False))
         for node in [*sorted(self.members), *NAMES]:
             if node in state.members or len(state.members) < self.plan.nodes:
-                state, _ = advance(state, Joined(node))
+                state, _ = advance(state, joined(node))
         for _ in range(self.plan.rounds * (len(NAMES) + 1)):
             for node in sorted(state.missing):
-                state, _ = advance(state, Contributed(node))
+                state, _ = advance(state, contributed(node))
         assert state.status is Status.FINISHED
 
 

@@ -18,42 +18,48 @@ from broker_config.protocol.messages import (
 from tests.support.node_model import RUN, make_broadcast, make_contribution, make_spec
 from tests.support.wire_messages import KEYS
 from trainer import progress
-from trainer.federation.server import round_state as rounds
-from trainer.federation.server.coordinator_state import (
+from trainer.federation.server.coordinator import round_state
+from trainer.federation.server.coordinator.coordinator_machine import Step, advance
+from trainer.federation.server.coordinator.coordinator_state import Coordination, ProcessPlan
+from trainer.federation.server.coordinator.effects import (
     Abort,
     Accept,
-    Acted,
-    Added,
     Admit,
-    Admitted,
     Cancel,
+    Close,
     Collect,
-    Coordination,
     Drop,
-    Dropped,
     Effect,
-    Event,
-    Excluded,
     Fail,
-    Lost,
-    Opened,
-    Plan,
+    Finish,
+    Open,
     Publish,
+    RecordMasks,
     RecordFinished,
     Refuse,
     Reject,
     Report,
+    Say,
     Show,
     ShowRound,
+    Unmask,
+    WelcomeNewcomer,
+)
+from trainer.federation.server.coordinator.events import (
+    Acted,
+    Contributed,
+    Dropped,
+    Event,
+    Joined,
+    Left,
+    Opened,
+    Refused,
     Started,
-    Step,
     Tick,
     Told,
     Unmasked,
-    WelcomeNewcomer,
-    advance,
 )
-from trainer.federation.server.masking_rounds import Masking, Record, Say, Unmask
+from trainer.federation.server.coordinator.masking_state import Masking
 from trainer.federation.server.operator_actions import Action, Kind
 
 A, B, C = "plant-a", "plant-b", "plant-c"
@@ -67,12 +73,12 @@ def begin(
     """A coordinator's process, of a run of two nodes that stands in a round; 0:
     it has not begun.
     """
-    plan = rounds.Plan(2, quorum, spec.rounds)
+    plan = round_state.Plan(2, quorum, spec.rounds)
     members = (A, B) if round_ else ()
-    federation = rounds.restore(plan, round_, members, (), contributed.split())
-    is_finished = federation.status is rounds.Status.FINISHED
+    federation = round_state.restore(plan, round_, members, (), contributed.split())
+    is_finished = federation.status is round_state.Status.FINISHED
     serves = is_finished and bool(spec.statistics) and not spec.chooses
-    return Coordination(Plan(spec, SERVER, FOLDER, LINGER, serves), federation, **fields)
+    return Coordination(ProcessPlan(spec, SERVER, FOLDER, LINGER, serves), federation, **fields)
 
 
 def play(state: Coordination, *events: Event) -> Step:
@@ -90,7 +96,7 @@ def hello(node: str, session: str = "1" * 16, round_: int = 0) -> Hello:
 
 
 def join(*nodes: str) -> list[Event]:
-    return [Admitted(node, hello(node)) for node in nodes]
+    return [Joined(node, hello(node)) for node in nodes]
 
 
 def offer(node: str, round_: int, *, was_counted: bool = False) -> Told:
@@ -103,7 +109,7 @@ def contribution(round_: int, blob: Manifest | None = None) -> Contribution:
 
 def add(*nodes: str, round_: int) -> list[Event]:
     return [
-        Added(node, contribution(round_, make_contribution(make_broadcast(SPEC, round_))))
+        Contributed(node, contribution(round_, make_contribution(make_broadcast(SPEC, round_))))
         for node in nodes
     ]
 
@@ -126,13 +132,13 @@ def told(effects: tuple[Effect, ...]) -> list[str]:
 def test_the_first_round_opens_when_all_nodes_have_been_admitted() -> None:
     state, effects = play(begin(), Started(), *join(A, B))
     assert of(effects, Admit) == [Admit(A, hello(A), 0), Admit(B, hello(B), 0)]
-    assert of(effects, rounds.Open) == [rounds.Open(1)]
+    assert of(effects, Open) == [Open(1)]
     assert [each for each in effects if isinstance(each, Show)] == [
         Show(A, "training", 1),
         Show(B, "training", 1),
         Show(B, "training", 1),
     ]
-    assert state.rounds.status is rounds.Status.OPEN
+    assert state.rounds.status is round_state.Status.OPEN
 
 
 def test_a_contribution_is_collected_then_accepted_and_the_last_one_closes_the_round() -> None:
@@ -140,11 +146,11 @@ def test_a_contribution_is_collected_then_accepted_and_the_last_one_closes_the_r
     assert effects == (Collect(A, contribution(1)),)
     state, effects = play(state, *add(A, round_=1))
     assert [each.accepted.counted for each in effects if isinstance(each, Accept)] == [True]
-    assert of(effects, rounds.Close) == []
+    assert of(effects, Close) == []
     state, effects = play(state, *add(B, round_=1))
-    assert of(effects, rounds.Close, rounds.Open) == [
-        rounds.Close(1, frozenset((A, B))),
-        rounds.Open(2),
+    assert of(effects, Close, Open) == [
+        Close(1, frozenset((A, B))),
+        Open(2),
     ]
 
 
@@ -188,11 +194,11 @@ def test_a_deadline_counts_from_when_the_round_was_published() -> None:
     spec = make_spec(rounds=2, deadline=10.0)
     state, _ = play(begin(spec=spec, quorum=1, round_=1, contributed=A), Opened(100.0), Tick(109.9))
     assert state.rounds.round == 1
-    assert of(play(state, Tick(110.0))[1], rounds.Close) == [rounds.Close(1, frozenset((A,)))]
+    assert of(play(state, Tick(110.0))[1], Close) == [Close(1, frozenset((A,)))]
 
 
 def test_a_round_without_its_quorum_is_paused_and_resumed_in_words() -> None:
-    state, effects = play(begin(round_=1), Lost(B))
+    state, effects = play(begin(round_=1), Left(B))
     assert told(effects) == ["NodeLost", "Paused"]
     _, effects = play(state, *join(B))
     assert told(effects) == ["NodeJoined", "enough nodes are there again: round 1 goes on"]
@@ -202,23 +208,23 @@ def test_a_round_without_its_quorum_is_paused_and_resumed_in_words() -> None:
 
 
 def test_a_hello_that_is_said_again_is_answered_and_joins_nobody_twice() -> None:
-    _, effects = play(begin(round_=1), Admitted(A, hello(A), session="1" * 16))
+    _, effects = play(begin(round_=1), Joined(A, hello(A), session="1" * 16))
     assert effects == (Admit(A, hello(A), 0),)
 
 
 def test_a_node_whose_folder_or_ours_is_an_older_copy_is_told_of() -> None:
-    _, effects = play(begin(round_=1), Admitted(A, hello(A, round_=2)))
+    _, effects = play(begin(round_=1), Joined(A, hello(A, round_=2)))
     assert "go back" in told(effects)[0]
-    _, effects = play(begin(round_=2), Admitted(A, hello(A, round_=1), contributed=2))
+    _, effects = play(begin(round_=2), Joined(A, hello(A, round_=1), contributed=2))
     assert "goes on" in told(effects)[0]
     _, effects = play(
-        begin(round_=2), Admitted(A, hello(A, round_=1), session="1" * 16, contributed=2)
+        begin(round_=2), Joined(A, hello(A, round_=1), session="1" * 16, contributed=2)
     )
     assert told(effects) == []  # the same process says it again
 
 
 def test_a_refused_node_is_cancelled_and_not_waited_for_until_it_is_admitted_again() -> None:
-    state, effects = play(begin(round_=1), Excluded(A))
+    state, effects = play(begin(round_=1), Refused(A))
     assert of(effects, Cancel) == [Cancel(A)]
     assert (state.excluded, state.present) == ({A}, {B})
     assert play(state, *join(A))[0].excluded == frozenset()
@@ -237,7 +243,7 @@ def test_telemetry_of_a_round_that_has_not_begun_is_not_reported() -> None:
 
 def test_the_coordinator_goes_when_all_nodes_have_their_model() -> None:
     state, effects = play(begin(round_=2, contributed=A), *add(B, round_=2), Tick(1.0, {A}))
-    assert of(effects, rounds.Finish) == [rounds.Finish()]
+    assert of(effects, Finish) == [Finish()]
     assert not state.is_over
     _, effects = play(state, Told(B, Finished(session="1" * 16, run=RUN)))
     assert effects == (RecordFinished(B),)
@@ -249,7 +255,7 @@ def test_absent_nodes_are_waited_for_a_while_which_begins_anew_when_one_has_come
     assert f"waiting {LINGER:g} s for {A}, {B}" in told(effects)[0]
     state, _ = play(state, Tick(LINGER - 1), *join(A), Tick(LINGER + 1))
     assert not state.is_over
-    state, _ = play(state, Lost(A), Tick(LINGER + 2), Tick(2 * LINGER + 1))
+    state, _ = play(state, Left(A), Tick(LINGER + 2), Tick(2 * LINGER + 1))
     assert not state.is_over
     assert play(state, Tick(2 * LINGER + 2))[0].is_over
 
@@ -277,9 +283,9 @@ def test_a_newcomer_takes_the_result_of_sums_but_no_place_and_is_waited_for_whil
 
 def test_a_node_that_has_forgotten_its_sums_would_count_them_twice_and_is_rejected() -> None:
     state = begin(spec=make_spec(rounds=2, statistics=True), round_=3)
-    assert len(of(play(state, Admitted(A, hello(A, round_=1), is_in_totals=True))[1], Reject)) == 1
-    assert len(of(play(state, Admitted(A, hello(A, round_=2), is_in_totals=True))[1], Admit)) == 1
-    assert len(of(play(state, Admitted(A, hello(A, round_=1), is_in_totals=False))[1], Admit)) == 1
+    assert len(of(play(state, Joined(A, hello(A, round_=1), is_in_totals=True))[1], Reject)) == 1
+    assert len(of(play(state, Joined(A, hello(A, round_=2), is_in_totals=True))[1], Admit)) == 1
+    assert len(of(play(state, Joined(A, hello(A, round_=1), is_in_totals=False))[1], Admit)) == 1
 
 
 # Choosing runs
@@ -359,12 +365,12 @@ def test_a_pause_is_published_and_told_and_ends_with_resume() -> None:
     assert told(effects) == ["anna has paused the federation: no round opens or closes"]
     assert of(effects, Publish) == [Publish()]
     state, effects = play(state, *add(A, B, round_=1))
-    assert of(effects, rounds.Close) == []
+    assert of(effects, Close) == []
     state, effects = play(state, wants("resume"))
     assert told(effects)[0] == "anna has resumed the federation: the rounds go on"
-    assert of(effects, rounds.Close, rounds.Open) == [
-        rounds.Close(1, frozenset((A, B))),
-        rounds.Open(2),
+    assert of(effects, Close, Open) == [
+        Close(1, frozenset((A, B))),
+        Open(2),
     ]
 
 
@@ -378,7 +384,7 @@ def test_a_dropped_node_is_refused_with_the_reason_and_not_let_in_again() -> Non
     state, (drop,) = play(begin(round_=1), wants("drop", B))
     assert isinstance(drop, Drop)
     assert (drop.node, drop.error.why) == (B, "anna has dropped it from this run")
-    left = rounds.restore(rounds.Plan(1, 1, SPEC.rounds), 1, (A,), (), ())
+    left = round_state.restore(round_state.Plan(1, 1, SPEC.rounds), 1, (A,), (), ())
     state, effects = advance(state, Dropped(B, left))
     assert of(effects, Cancel) == [Cancel(B)]
     assert state.rounds.members == {A}
@@ -407,14 +413,14 @@ def test_nothing_can_be_done_to_a_finished_run(what: Kind) -> None:
 
 def begin_masked(contributed: str = "") -> Coordination:
     """A coordinator whose round 1 is open: the cohort is all three nodes, whose masks count."""
-    plan = rounds.Plan(3, 2, 2, is_masked=True)
-    federation = rounds.restore(plan, 1, (A, B, C), (), contributed.split())
+    plan = round_state.Plan(3, 2, 2, is_masked=True)
+    federation = round_state.restore(plan, 1, (A, B, C), (), contributed.split())
     keys, shares = (
         dict.fromkeys((A, B, C), KEYS),
         {each: {A: "", B: "", C: ""} for each in (A, B, C)},
     )
     masking = Masking(RUN, 2, 0, 1, keys, is_gathered=True, shares=shares, is_shared=True)
-    return Coordination(Plan(MASKED, SERVER, FOLDER, LINGER), federation, masking=masking)
+    return Coordination(ProcessPlan(MASKED, SERVER, FOLDER, LINGER), federation, masking=masking)
 
 
 MASKED = msgspec.structs.replace(SPEC, nodes=3, quorum=2, mask_threshold=2)
@@ -422,24 +428,24 @@ MASKED = msgspec.structs.replace(SPEC, nodes=3, quorum=2, mask_threshold=2)
 
 def test_a_round_of_masked_contributions_closes_once_its_sum_is_unmasked() -> None:
     state, effects = play(begin_masked(), *add(A, B, C, round_=1))
-    assert of(effects, rounds.Close, rounds.Open) == []
-    assert state.rounds.status is rounds.Status.UNMASKING
-    (record,) = of(effects, Record)
-    assert isinstance(record, Record)
+    assert of(effects, Close, Open) == []
+    assert state.rounds.status is round_state.Status.UNMASKING
+    (record,) = of(effects, RecordMasks)
+    assert isinstance(record, RecordMasks)
     assert record.facts.survivors == (A, B, C)
     assert [each.node for each in effects if isinstance(each, Say)] == [A, B, C]
     assert effects.index(record) < effects.index(of(effects, Say)[0])  # on disk before it is said
     assert play(state, Unmasked(2))[1] == ()
     state, effects = play(state, Unmasked(1))
-    assert [type(each) for each in of(effects, rounds.Close, rounds.Open)] == [
-        rounds.Close,
-        rounds.Open,
+    assert [type(each) for each in of(effects, Close, Open)] == [
+        Close,
+        Open,
     ]
     assert state.masking == Masking(RUN, 2, 0, 2)
 
 
 def test_a_contribution_during_unmasking_or_without_masks_in_it_is_late() -> None:
-    state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
+    state, _ = play(begin_masked(), Left(C), *add(A, B, round_=1))
     assert of(play(state, offer(C, 1))[1], Refuse) == []
     (accept,) = of(play(state, offer(C, 1))[1], Accept)
     assert isinstance(accept, Accept)
@@ -447,8 +453,8 @@ def test_a_contribution_during_unmasking_or_without_masks_in_it_is_late() -> Non
 
 
 def test_too_few_nodes_to_unmask_a_sum_are_told_to_people() -> None:
-    state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
-    _, effects = play(state, Lost(B))
+    state, _ = play(begin_masked(), Left(C), *add(A, B, round_=1))
+    _, effects = play(state, Left(B))
     assert any("waits for 2 of its nodes to unmask" in text for text in told(effects))
 
 
@@ -457,11 +463,11 @@ def test_a_sum_that_nobody_can_unmask_ends_the_process_before_anybody_is_told_su
     names = (A, B, C, "plant-d")
     keys, shares = dict.fromkeys(names, KEYS), {each: {C: "", "plant-d": ""} for each in names}
     masking = Masking(RUN, 2, 2, 1, keys, is_gathered=True, shares=shares, is_shared=True)
-    state, effects = play(state._replace(masking=masking), Lost(C), *add(A, B, round_=1))
+    state, effects = play(state._replace(masking=masking), Left(C), *add(A, B, round_=1))
     (fail,) = of(effects, Fail)
     assert isinstance(fail, Fail)
     assert "shares of plant-a's secrets" in fail.error.what
-    assert of(effects, Say, Record) == []
+    assert of(effects, Say, RecordMasks) == []
 
 
 def begin_unmasking(*revealed: str) -> Coordination:
@@ -492,7 +498,7 @@ def begin_unmasking(*revealed: str) -> Coordination:
     everyone = frozenset(names)
     federation = state.rounds._replace(
         plan=state.rounds.plan._replace(nodes=4),
-        status=rounds.Status.UNMASKING,
+        status=round_state.Status.UNMASKING,
         members=everyone,
         present=everyone,
         contributed=everyone,
@@ -502,13 +508,13 @@ def begin_unmasking(*revealed: str) -> Coordination:
 
 def test_people_are_told_for_whom_a_sum_waits_that_too_few_neighbours_can_unmask() -> None:
     assert told(play(begin_unmasking(), Tick(1))[1]) == []
-    _, effects = play(begin_unmasking(), Lost(B), Lost(C))
+    _, effects = play(begin_unmasking(), Left(B), Left(C))
     (said,) = [text for text in told(effects) if "shares" in text]
     assert said == (
         "round 1 waits for nodes that hold shares of plant-a's secrets to unmask its sum: too "
         "few of them are there"
     )
-    assert not any("shares" in text for text in told(play(begin_unmasking(B), Lost(B), Lost(C))[1]))
+    assert not any("shares" in text for text in told(play(begin_unmasking(B), Left(B), Left(C))[1]))
 
 
 def test_people_are_told_that_some_have_lied_when_what_is_revealed_unmasks_nothing() -> None:

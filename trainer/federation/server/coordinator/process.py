@@ -6,8 +6,8 @@ import contextlib
 import queue
 import secrets
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,11 +49,11 @@ from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched,
 from trainer import progress
 from trainer.federation.masking.step_parts import split
 from trainer.federation.presence import await_broker, check_no_server
-from trainer.federation.server import coordinator_state as states
-from trainer.federation.server import masking_rounds
-from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
-from trainer.federation.server.coordinator_state import Coordination, Plan
+from trainer.federation.server.coordinator import effects, events
+from trainer.federation.server.coordinator.coordinator_machine import advance
+from trainer.federation.server.coordinator.coordinator_state import Coordination, ProcessPlan
+from trainer.federation.server.coordinator.round_state import Status
 from trainer.federation.server.ledger import Ledger, least_nodes
 from trainer.federation.server.membership import HELLO_COST, Membership
 from trainer.federation.server.operator_actions import Action, ActionReader, replay
@@ -170,8 +170,11 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
     ledger.abort()
 
 
+Performers = Mapping[type[effects.Effect], Callable[[Any], object]]
+
+
 class _Coordinator:
-    """The shell around the coordinator's state states."""
+    """The process around the coordinator's machine, which performs its effects."""
 
     def __init__(
         self,
@@ -204,16 +207,16 @@ class _Coordinator:
         now = time.monotonic()
         masking = ledger.masks() if spec.mask_threshold else None
         if masking and masking.survivors:
-            federation = federation._replace(status=rounds.Status.UNMASKING)
+            federation = federation._replace(status=Status.UNMASKING)
         session = secrets.token_hex(8)
         self._encryption: CoordinatorEncryption | None = None
         if spec.encryption == "group":
             self._encryption = CoordinatorEncryption(spec.federation, spec.run, session)
             endpoint = endpoint.encrypting(self._encryption)
-        is_finished = federation.status is rounds.Status.FINISHED
+        is_finished = federation.status is Status.FINISHED
         serves_newcomers = is_finished and bool(spec.statistics) and not spec.chooses
         self._state = Coordination(
-            Plan(spec, session, ledger.folder, linger, serves_newcomers),
+            ProcessPlan(spec, session, ledger.folder, linger, serves_newcomers),
             federation,
             now,
             excluded=gone,
@@ -254,6 +257,30 @@ class _Coordinator:
             report, lambda: (self._transfer.bytes_received, self._transfer.bytes_sent)
         )
         self._activities = progress.ActivityReporter(report)
+        self._performers: Performers = {
+            effects.Open: self._open_round,
+            effects.Close: self._close_round,
+            effects.Finish: self._finish,
+            effects.Abort: self._abort,
+            effects.Fail: self._fail,
+            effects.Publish: lambda _: self._publish_round(),
+            effects.Admit: self._admit,
+            effects.WelcomeNewcomer: lambda each: self._connection.welcome(each.node, each.hello),
+            effects.Reject: lambda each: self._connection.reject(each.node, each.refusal),
+            effects.Refuse: lambda each: self._connection.refuse(each.error),
+            effects.Collect: self._collect,
+            effects.Cancel: lambda each: self._uploads.cancel(each.node),
+            effects.Accept: lambda each: self._connection.send(each.node, each.accepted),
+            effects.RecordFinished: lambda each: self._ledger.finish(each.node),
+            effects.Forget: self._forget,
+            effects.Drop: self._drop,
+            effects.RecordMasks: lambda each: self._ledger.record_masks(each.facts, each.drawn),
+            effects.Say: self._say,
+            effects.Unmask: self._unmask,
+            effects.ShowRound: self._show_round,
+            effects.Show: self._show_activity,
+            effects.Report: self._show,
+        }
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
         started = time.monotonic()
@@ -274,10 +301,10 @@ class _Coordinator:
                 settings=flat_settings(spec),
             )
         )
-        self._advance(states.Started(self._ledger.damaged))
+        self._advance(events.Started(self._ledger.damaged))
         # and the process that was to do it is not there any more
         if abort := self._control.aborted:
-            self._advance(states.Acted(abort))
+            self._advance(events.Acted(abort))
         self._tick()
         while not self._state.is_over:
             if stop():
@@ -322,7 +349,7 @@ class _Coordinator:
             self._act(action)
         members = self._state.rounds.members if self._state.was_over else ()
         heard = [node for node in members if self._membership.session(node) is not None]
-        self._advance(states.Tick(time.monotonic(), self._ledger.finished, heard))
+        self._advance(events.Tick(time.monotonic(), self._ledger.finished, heard))
 
     def _new_actions(self) -> list[Action]:
         """What the operator has done since the last time; what was done before holds on
@@ -337,14 +364,14 @@ class _Coordinator:
             return []
 
     def _act(self, action: Action) -> None:
-        if action.what == "drop" and self._state.rounds.status is rounds.Status.UNMASKING:
+        if action.what == "drop" and self._state.rounds.status is Status.UNMASKING:
             # what is in a sum that is being unmasked cannot be taken out of it any more
             self._postponed.append(action)
             return
         before = self._control
         self._control = self._control.after(action, self._most_dropped)
         if self._control != before:
-            self._advance(states.Acted(action))
+            self._advance(events.Acted(action))
         elif action.what == "drop" and action.node not in before.dropped:
             self._note(f"{action.node} cannot be dropped: too few nodes would be left")
 
@@ -391,7 +418,7 @@ class _Coordinator:
                     self._receive_hello(node, message)
             case Finished(run=run):
                 if run == self._spec.run:  # whatever its session was: the model is there
-                    self._advance(states.Told(node, message))
+                    self._advance(events.Told(node, message))
             case Contribution() | Telemetry() | MaskingAnswer() if (
                 message.run,
                 message.session,
@@ -402,12 +429,12 @@ class _Coordinator:
                 pass  # of an earlier run or session: without effect
             case Contribution():
                 was_counted = self._ledger.has_counted(node, message.round)
-                self._advance(states.Told(node, message, was_counted))
+                self._advance(events.Told(node, message, was_counted))
             case MaskingAnswer() if self._state.masking is not None:
                 self._verify_masking(node, message)
-                self._advance(states.Told(node, message))
+                self._advance(events.Told(node, message))
             case Telemetry():
-                self._advance(states.Told(node, message))
+                self._advance(events.Told(node, message))
             case _:
                 raise PeerError(node, f"a node does not send {type(message).__name__}")
 
@@ -415,7 +442,7 @@ class _Coordinator:
         if not self._connection.may_join(node, hello, newcomer=self._state.is_newcomer(node)):
             return
         self._advance(
-            states.Admitted(
+            events.Joined(
                 node,
                 hello,
                 self._membership.session(node),
@@ -453,11 +480,11 @@ class _Coordinator:
 
     def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""
-        self._advance(states.Lost(node, node in self._ledger.finished))
+        self._advance(events.Left(node, node in self._ledger.finished))
 
     def exclude(self, node: str) -> None:
         """A node was refused."""
-        self._advance(states.Excluded(node))
+        self._advance(events.Refused(node))
 
     def _handle_upload(self, manifest: Manifest) -> None:
         message = self._uploads.pop(manifest)
@@ -473,87 +500,53 @@ class _Coordinator:
     def _add_contribution(self, node: str, message: Contribution) -> None:
         """Validate a contribution whose blob is here, write it down, sum it, and accept it."""
         self._ledger.add_contribution(node, message)
-        self._advance(states.Added(node, message))
+        self._advance(events.Contributed(node, message))
 
-    def _advance(self, event: states.Event) -> None:
-        self._state, effects = states.advance(self._state, event)
-        for effect in effects:
-            self._perform(effect)
+    def _advance(self, event: events.Event) -> None:
+        self._state, done = advance(self._state, event)
+        for effect in done:
+            self._performers[type(effect)](effect)
 
     # Effects
 
-    def _perform(self, effect: states.Effect) -> None:
-        match effect:
-            case rounds.Open(round_, drawn):
-                self._open_round(round_, drawn)
-            case rounds.Close(_, contributors):
-                self._close_round(contributors)
-            case rounds.Finish():
-                self._ledger.conclude()
-                self._publish_round()
-            case states.Publish():
-                self._publish_round()
-            case states.Collect(node, message):
-                self._collect(node, message)
-            case states.Cancel(node):
-                self._uploads.cancel(node)
-            case states.RecordFinished(node):
-                self._ledger.finish(node)
-            case states.Drop(node, error):
-                self._drop(node, error)
-            case states.Abort(reason):
-                self._abort(reason)
-            case states.Fail(error):
-                raise error
-            case _:
-                self._mask(effect)
+    def _finish(self, _: effects.Finish) -> None:
+        self._ledger.conclude()
+        self._publish_round()
 
-    def _mask(self, effect: states.Effect) -> None:
-        """Perform an effect that concerns the masks of contributions."""
-        match effect:
-            case masking_rounds.Record(facts, drawn):
-                self._ledger.record_masks(facts, drawn)
-            case masking_rounds.Say(node, step):
-                for part in split(step):
-                    self._connection.send(node, part)
-            case masking_rounds.Unmask(masking):
-                if self._ledger.unmask(masking):
-                    self._advance(states.Unmasked(masking.round))
-            case _:
-                self._talk(effect)
+    def _fail(self, effect: effects.Fail) -> None:
+        raise effect.error
 
-    def _talk(self, effect: states.Effect) -> None:
-        """Perform an effect that a node hears of."""
-        match effect:
-            case states.Admit(node, hello, contributed):
-                self._ledger.admit(node, hello.identity)
-                self._connection.welcome(node, hello, contributed)
-            case states.WelcomeNewcomer(node, hello):
-                self._connection.welcome(node, hello)
-            case states.Reject(node, refusal):
-                self._connection.reject(node, refusal)
-            case states.Refuse(error):
-                self._connection.refuse(error)
-            case states.Accept(node, accepted):
-                self._connection.send(node, accepted)
-            case _:
-                self._show(effect)
+    def _say(self, effect: effects.Say) -> None:
+        for part in split(effect.step):
+            self._connection.send(effect.node, part)
 
-    def _show(self, effect: states.Effect) -> None:
-        """Perform an effect that changes nothing but what people see."""
-        match effect:
-            case states.Report(event, once):
-                if not once or self._membership.is_first_report(*once):
-                    self._report(event)
-            case states.Show(node, what, round_):
-                self._activities.report(progress.Activity(node=node, round=round_, what=what))
-            case states.ShowRound(round_):
-                self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
-            case states.Forget(node):
-                self._activities.reset(node)
-                self._membership.confirm(node)
+    def _unmask(self, effect: effects.Unmask) -> None:
+        if self._ledger.unmask(effect.masking):
+            self._advance(events.Unmasked(effect.masking.round))
 
-    def _collect(self, node: str, message: Contribution) -> None:
+    def _admit(self, effect: effects.Admit) -> None:
+        self._ledger.admit(effect.node, effect.hello.identity)
+        self._connection.welcome(effect.node, effect.hello, effect.contributed)
+
+    def _show(self, effect: effects.Report) -> None:
+        if not effect.once or self._membership.is_first_report(*effect.once):
+            self._report(effect.event)
+
+    def _show_activity(self, effect: effects.Show) -> None:
+        self._activities.report(
+            progress.Activity(node=effect.node, round=effect.round, what=effect.what)
+        )
+
+    def _show_round(self, effect: effects.ShowRound) -> None:
+        self._rounds.open(effect.round, sums=is_statistics_round(self._spec, effect.round))
+
+    def _forget(self, effect: effects.Forget) -> None:
+        self._activities.reset(effect.node)
+        self._membership.confirm(effect.node)
+
+    def _collect(self, effect: effects.Collect) -> None:
+        node = effect.node
+        message = effect.message
         self._ledger.validate(node, message)
         if message.blob is None:
             self._add_contribution(node, message)
@@ -561,36 +554,37 @@ class _Coordinator:
             self._uploads.fetch(message)
             self._report_upload(message.blob)
 
-    def _open_round(self, round_: int, drawn: frozenset[str]) -> None:
-        self._ledger.open_round(round_, drawn)
+    def _open_round(self, effect: effects.Open) -> None:
+        round_ = effect.round
+        self._ledger.open_round(round_, effect.drawn)
         opened = time.monotonic()
         self._publish_round()
         self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
-        self._advance(states.Opened(opened))
+        self._advance(events.Opened(opened))
 
-    def _close_round(self, contributors: frozenset[str]) -> None:
+    def _close_round(self, effect: effects.Close) -> None:
         self._uploads.cancel_all()
         for blob in self._ledger.served:
             self._transfer.withdraw(blob)
         missing = sorted(self._ledger.absent)
         limited = self._ledger.aggregate()
-        self._rounds.close(sorted(contributors), missing, limited)
+        self._rounds.close(sorted(effect.contributors), missing, limited)
 
-    def _drop(self, node: str, error: PeerError) -> None:
+    def _drop(self, effect: effects.Drop) -> None:
         """Go on without a node, and with other keys,
         which the others are given as they answer the roll call.
         """
         if self._encryption:
             self._encryption.draw_anew()
-        self._advance(states.Dropped(node, self._ledger.drop(node)))
-        self._connection.refuse(error)
+        self._advance(events.Dropped(effect.node, self._ledger.drop(effect.node)))
+        self._connection.refuse(effect.error)
         if self._encryption:
             self._transfer.renew_subscriptions()
             self._connection.announce()
 
-    def _abort(self, reason: str) -> None:
+    def _abort(self, effect: effects.Abort) -> None:
         """End the run; nodes that are away learn of it when they next connect."""
-        self._connection.publish_round(aborted_message(self._spec, self.round, reason))
+        self._connection.publish_round(aborted_message(self._spec, self.round, effect.reason))
         self._connection.mqtt.flush(5)
         self._ledger.abort()
 

@@ -4,23 +4,20 @@ from collections.abc import Iterable
 
 import pytest
 
-from trainer.federation.server.round_state import (
-    Admission,
-    Close,
-    Contributed,
+from tests.support.round_events import contributed, joined
+from trainer.federation.server.coordinator.effects import Close, Effect, Finish, Open
+from trainer.federation.server.coordinator.events import (
     Dropped,
-    Effect,
     Event,
     Expired,
+)
+from trainer.federation.server.coordinator.round_machine import advance, sample_participants
+from trainer.federation.server.coordinator.round_state import (
+    Admission,
     Federation,
-    Finish,
-    Joined,
-    Open,
     Plan,
     Status,
-    advance,
     restore,
-    sample_participants,
 )
 
 
@@ -33,11 +30,11 @@ def play(plan: Plan, events: Iterable[Event]) -> tuple[Federation, list[Effect]]
 
 
 def join(*nodes: str) -> list[Event]:
-    return [Joined(node) for node in nodes]
+    return [joined(node) for node in nodes]
 
 
 def contribute(*nodes: str) -> list[Event]:
-    return [Contributed(node) for node in nodes]
+    return [contributed(node) for node in nodes]
 
 
 AB = frozenset("ab")
@@ -53,7 +50,7 @@ def test_each_round_draws_its_sample_by_seed_and_round_and_waits_for_nobody_else
         assert len(drawn) == 2
         assert drawn == sample_participants(reversed(nodes), 2, seed, state.round)
         for node in [*others, *drawn]:
-            state, new = advance(state, Contributed(node))
+            state, new = advance(state, contributed(node))
             effects += new
     assert [effect.contributors for effect in effects if isinstance(effect, Close)] == [
         effect.drawn for effect in effects if isinstance(effect, Open)
@@ -95,7 +92,7 @@ def test_a_round_closes_without_a_node_that_is_dropped_and_its_contribution() ->
     left = restore(Plan(2, 2, 1), 1, "ab", (), "a")
     state, effects = advance(state, Dropped("c", left))
     assert (effects, state.members, state.contributed) == ((), AB, frozenset("a"))
-    assert advance(state, Contributed("b"))[1] == (Close(1, AB), Finish())
+    assert advance(state, contributed("b"))[1] == (Close(1, AB), Finish())
 
 
 def test_a_round_for_which_only_a_dropped_node_was_awaited_closes_at_once() -> None:

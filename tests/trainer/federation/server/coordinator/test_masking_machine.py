@@ -13,7 +13,8 @@ from broker_config.protocol.messages import MaskingAnswer
 from broker_config.security.mask_keys import own_seed
 from tests.support.masked_round import SCOPE, MaskedRound, sum_of
 from tests.support.wire_messages import KEYS, RUN, SESSION
-from trainer.federation.server import masking_rounds
+from trainer.federation.server.coordinator import masking_machine
+from trainer.federation.server.coordinator.effects import Forgotten, Refuse
 from trainer.federation.server.unmasking import masks_in_sum
 
 
@@ -118,7 +119,7 @@ def test_a_node_whose_keys_come_too_late_is_not_in_the_round() -> None:
     assert round_.run() is not None
     assert round_.masking.survivors == round_.names[:3]
     assert isinstance(late, MaskingAnswer)
-    assert masking_rounds.hear(round_.masking, "plant-3", late) == (round_.masking, [])
+    assert masking_machine.hear(round_.masking, "plant-3", late) == (round_.masking, [])
 
 
 def test_a_liar_s_shares_are_left_out_where_there_is_one_more() -> None:
@@ -162,8 +163,8 @@ def test_shares_that_are_not_for_the_round_s_nodes_are_refused() -> None:
         false = MaskingAnswer(
             session=SESSION, run=RUN, round=1, shares=dict.fromkeys(receivers.split(), "00" * 82)
         )
-        _, (effect,) = masking_rounds.hear(state, "plant-0", false)
-        assert isinstance(effect, masking_rounds.Reject)
+        _, (effect,) = masking_machine.hear(state, "plant-0", false)
+        assert isinstance(effect, Refuse)
         assert isinstance(effect.error, PeerError)
 
 
@@ -178,8 +179,8 @@ def test_who_reveals_shares_that_it_was_not_given_is_refused() -> None:
         said = MaskingAnswer(
             session=SESSION, run=RUN, round=1, revealed=dict.fromkeys(names, "00" * 33)
         )
-        _, effects = masking_rounds.hear(round_.masking, node, said)
-        assert [type(each) for each in effects] == ([] if accepted else [masking_rounds.Reject])
+        _, effects = masking_machine.hear(round_.masking, node, said)
+        assert [type(each) for each in effects] == ([] if accepted else [Refuse])
 
 
 def test_what_is_said_of_another_round_or_out_of_turn_has_no_effect() -> None:
@@ -190,7 +191,7 @@ def test_what_is_said_of_another_round_or_out_of_turn_has_no_effect() -> None:
         MaskingAnswer(session=SESSION, run=RUN, round=1, signature="00" * 64),
         MaskingAnswer(session=SESSION, run=RUN, round=1, revealed={"plant-1": "00" * 33}),
     ):
-        assert masking_rounds.hear(round_.masking, "plant-0", said) == (round_.masking, [])
+        assert masking_machine.hear(round_.masking, "plant-0", said) == (round_.masking, [])
 
 
 # Statistics
@@ -240,9 +241,9 @@ def test_a_node_that_comes_back_without_its_secrets_is_told_nothing_and_people_a
         assert way
         round_.deliver(*way)
     again = MaskingAnswer(session=SESSION, run=RUN, round=1, keys=KEYS)
-    assert masking_rounds.hear(round_.masking, "plant-1", again) == (
+    assert masking_machine.hear(round_.masking, "plant-1", again) == (
         round_.masking,
-        [masking_rounds.Forgotten("plant-1")],
+        [Forgotten("plant-1")],
     )
 
 

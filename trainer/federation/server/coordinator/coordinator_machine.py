@@ -2,20 +2,17 @@
 
 Pure: no MQTT, clock or files.
 
-Around the rounds (`round_state`) it has who may take part, who is told what, and when the
-coordinator may go.
+Around the rounds (`round_machine`) and their masks (`masking_machine`) it has who may take part,
+who is told what, and when the coordinator may go.
 """
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import (
     Accepted,
     Contribution,
     Finished,
-    Hello,
     MaskingAnswer,
     Refusal,
     Spec,
@@ -23,281 +20,59 @@ from broker_config.protocol.messages import (
 )
 from broker_config.protocol.round_contents import is_statistics_round
 from trainer import progress
-from trainer.federation.server import masking_rounds
-from trainer.federation.server import round_state as rounds
+from trainer.federation.server.coordinator import masking_machine, round_machine
+from trainer.federation.server.coordinator.coordinator_state import Coordination
+from trainer.federation.server.coordinator.effects import (
+    Abort,
+    Accept,
+    Admit,
+    Cancel,
+    Collect,
+    Drop,
+    Effect,
+    Fail,
+    Forget,
+    Forgotten,
+    Open,
+    Pause,
+    Publish,
+    RecordFinished,
+    Refuse,
+    Reject,
+    Report,
+    Resume,
+    Scarce,
+    Show,
+    ShowRound,
+    Unmask,
+    Unreadable,
+    WelcomeNewcomer,
+)
+from trainer.federation.server.coordinator.events import (
+    Acted,
+    Contributed,
+    Dropped,
+    Event,
+    Expired,
+    Joined,
+    Left,
+    Narrowed,
+    Opened,
+    Refused,
+    RoundEvent,
+    Started,
+    Tick,
+    Told,
+    Unmasked,
+)
+from trainer.federation.server.coordinator.masking_machine import MaskingEffect
+from trainer.federation.server.coordinator.masking_state import Masking
+from trainer.federation.server.coordinator.round_state import Admission, Status
 from trainer.federation.server.masked_sums import scarce_error
-from trainer.federation.server.masking_rounds import Masking
 from trainer.federation.server.membership import GRACE
 from trainer.federation.server.operator_actions import Action
 from trainer.federation.server.robust_rules import RULES
 
-
-class Plan(NamedTuple):
-    """What does not change while the process lasts."""
-
-    spec: Spec
-    session: str  # of this process
-    folder: Path  # of the ledger
-    linger: float  # seconds for absent nodes to come back, and for newcomers
-    # the run had finished before, and its result is of use to others
-    serves_newcomers: bool = False
-
-
-class Coordination(NamedTuple):
-    """The state. The sets hold node names; times are seconds of any monotonic clock."""
-
-    plan: Plan
-    rounds: rounds.Federation
-    now: float = 0.0
-    # no members any more, or refused: not waited for at the end
-    excluded: frozenset[str] = frozenset()
-    dropped: frozenset[str] = frozenset()  # by the operator: they are not let in again
-    # they are fetching the result without having been in the run
-    newcomers: frozenset[str] = frozenset()
-    # the broker knows of a later end than the ledger: nodes have gone that are needed
-    was_over: bool = False
-    opened: float = 0.0  # the open round
-    joined: float = 0.0  # when a node did last
-    # when the last node left of those that still want the result
-    lingering_since: float | None = None
-    is_over: bool = False  # the coordinator may go
-    masking: Masking | None = None  # where contributions are masked
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last round is closed."""
-        return self.rounds.status is rounds.Status.FINISHED
-
-    @property
-    def present(self) -> frozenset[str]:
-        """Nodes that are connected, as far as is known."""
-        return self.rounds.present | self.newcomers
-
-    def is_newcomer(self, node: str) -> bool:
-        """Whether a node comes for the result of a run that it was not in."""
-        return (
-            self.is_finished and bool(self.plan.spec.statistics) and node not in self.rounds.members
-        )
-
-
-# Events
-
-
-class Started(NamedTuple):
-    """The coordinator is connected, with the state that its ledger holds."""
-
-    damaged: Collection[str] = ()  # nodes whose contribution to the open round was not what it was
-
-
-class Tick(NamedTuple):
-    """Time passes."""
-
-    now: float
-    finished: Collection[str] = ()  # nodes that have their model
-    heard: Collection[str] = ()  # nodes that this process has heard of
-
-
-class Admitted(NamedTuple):
-    """A node may take part by the rules of membership."""
-
-    node: str
-    hello: Hello
-    session: str | None = None  # that spoke for the node so far
-    contributed: int = 0  # the newest round that a contribution of it is recorded to
-    is_in_totals: bool = False  # the run's totals hold its statistics
-
-
-class Lost(NamedTuple):
-    """A node's connection has ended."""
-
-    node: str
-    has_model: bool = False
-
-
-class Excluded(NamedTuple):
-    """A node was refused."""
-
-    node: str
-
-
-class Told(NamedTuple):
-    """A node's message of its session and of this run."""
-
-    node: str
-    message: Contribution | Telemetry | Finished | MaskingAnswer
-    was_counted: bool = False  # a round holds this contribution
-
-
-class Added(NamedTuple):
-    """A contribution is valid, written down and summed."""
-
-    node: str
-    message: Contribution
-
-
-class Acted(NamedTuple):
-    """The operator wants something that changes how the run goes on."""
-
-    action: Action
-
-
-class Dropped(NamedTuple):
-    """Answer to `Drop`: the journal is without the node."""
-
-    node: str
-    left: rounds.Federation
-
-
-class Unmasked(NamedTuple):
-    """Answer to `masking_rounds.Unmask`: no mask is left in the round's sum."""
-
-    round: int
-
-
-class Opened(NamedTuple):
-    """Answer to `rounds.Open`: the round is written down and published."""
-
-    now: float
-
-
-Event = (
-    Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Unmasked | Opened
-)
-
-
-# Effects
-
-
-class Admit(NamedTuple):
-    """Write down that a node holds a place, and welcome it."""
-
-    node: str
-    hello: Hello
-    contributed: int
-
-
-class WelcomeNewcomer(NamedTuple):
-    """Welcome a node that takes no place."""
-
-    node: str
-    hello: Hello
-
-
-class Reject(NamedTuple):
-    """Do not let a node in."""
-
-    node: str
-    refusal: Refusal
-
-
-class Refuse(NamedTuple):
-    """Refuse a node that breaks the protocol."""
-
-    error: PeerError
-
-
-class Collect(NamedTuple):
-    """Validate a contribution, fetch its blob if it has one, and add it; Added follows,
-    if it is valid.
-    """
-
-    node: str
-    message: Contribution
-
-
-class Cancel(NamedTuple):
-    """Fetch nothing more from a node."""
-
-    node: str
-
-
-class Accept(NamedTuple):
-    """Tell a node that it need not send a contribution again."""
-
-    node: str
-    accepted: Accepted
-
-
-class RecordFinished(NamedTuple):
-    """Write down that a node has its model."""
-
-    node: str
-
-
-class Forget(NamedTuple):
-    """A node is not expected to answer the roll call any more."""
-
-    node: str
-
-
-class Drop(NamedTuple):
-    """Take a node out of the journal; Dropped follows. Then refuse it."""
-
-    node: str
-    error: PeerError
-
-
-class Abort(NamedTuple):
-    """Write down and publish that the run has ended early."""
-
-    reason: str
-
-
-class Publish(NamedTuple):
-    """Publish the round."""
-
-
-class ShowRound(NamedTuple):
-    """Report that the open round goes on."""
-
-    round: int
-
-
-class Show(NamedTuple):
-    """Report what a node does."""
-
-    node: str
-    what: progress.ActivityKind
-    round: int
-
-
-class Report(NamedTuple):
-    """Report to people; of equal `once` only the first."""
-
-    event: progress.AnyEvent
-    once: tuple[object, ...] = ()
-
-
-class Fail(NamedTuple):
-    """End the process by an error."""
-
-    error: EdgeNodeError
-
-
-Effect = (
-    Admit
-    | WelcomeNewcomer
-    | Reject
-    | Refuse
-    | Collect
-    | Cancel
-    | Accept
-    | RecordFinished
-    | Forget
-    | Drop
-    | Abort
-    | Publish
-    | ShowRound
-    | Show
-    | Report
-    | Fail
-    | rounds.Open
-    | rounds.Close
-    | rounds.Finish
-    | masking_rounds.Record
-    | masking_rounds.Say
-    | masking_rounds.Unmask
-)
 Step = tuple[Coordination, tuple[Effect, ...]]
 
 
@@ -306,17 +81,17 @@ def advance(state: Coordination, event: Event) -> Step:
     state, effects = _react(state, event)
     if state.masking is None:
         return state, effects
-    masking, more = masking_rounds.settle(state.masking, state.rounds)
+    masking, more = masking_machine.settle(state.masking, state.rounds)
     state, told = _mask(state._replace(masking=masking), more)
     # what comes of it is not known here
-    is_tried = any(isinstance(each, masking_rounds.Unmask) for each in more)
+    is_tried = any(isinstance(each, Unmask) for each in more)
     unread = [] if is_tried else _tell_unread(state, masking)
     return state, (*effects, *told, *unread)
 
 
 def _tell_unread(state: Coordination, masking: Masking) -> list[Effect]:
     """Say that a sum is there, and for whom it waits to be unmasked."""
-    if state.rounds.status is not rounds.Status.UNMASKING:
+    if state.rounds.status is not Status.UNMASKING:
         return []
     known = masking.revealed.keys()
     here = state.rounds.contributed & (state.rounds.present | known)
@@ -326,13 +101,13 @@ def _tell_unread(state: Coordination, masking: Masking) -> list[Effect]:
             f"sum, and {len(here)} are there: nobody else can"
         )
         return [Report(progress.Note(text=text), ("unmasking", masking.round, len(here)))]
-    if lonely := masking_rounds.find_unreadable(masking, here):
+    if lonely := masking_machine.find_unreadable(masking, here):
         text = (
             f"round {masking.round} waits for nodes that hold shares of {lonely[0]}'s secrets to "
             "unmask its sum: too few of them are there"
         )
         return [Report(progress.Note(text=text), ("shares", masking.round, lonely[0]))]
-    if len(known) < masking.threshold or masking_rounds.find_unreadable(masking, known):
+    if len(known) < masking.threshold or masking_machine.find_unreadable(masking, known):
         return []
     awaited = ", ".join(sorted({*masking.survivors} - known))
     text = (
@@ -346,11 +121,11 @@ def _react(state: Coordination, event: Event) -> Step:
     match event:
         case Tick():
             return _tick(state, event)
-        case Admitted():
+        case Joined():
             return _admit(state, event)
         case Told(node, message, was_counted):
             return _hear(state, node, message, was_counted=was_counted)
-        case Added(node, message):
+        case Contributed(node, message):
             size = message.blob.size if message.blob else 0
             counted = progress.Contribution(
                 node=node, round=message.round, weight=message.weight, bytes=size
@@ -360,46 +135,45 @@ def _react(state: Coordination, event: Event) -> Step:
                 Report(counted),
                 Show(node, "waiting", state.rounds.round),
             )
-            return _then(told, _turn(state, rounds.Contributed(node)))
-        case Lost(node, has_model):
+            return _then(told, _turn(state, event))
+        case Left(node, has_model):
             is_news = node in state.rounds.present and not has_model
             lost = (
                 [Report(progress.NodeLost(node=node, round=state.rounds.round))] if is_news else []
             )
-            return _then(lost, _leave(state, node))
-        case Acted(action):
-            return (state, ()) if state.is_finished else _act(state, action)
-        case Dropped(node, left):
-            masking = masking_rounds.forget(state.masking, node) if state.masking else None
+            return _then(lost, _leave(state, event))
+        case Acted():
+            return (state, ()) if state.is_finished else _act(state, event)
+        case Dropped(node):
+            masking = masking_machine.forget(state.masking, node) if state.masking else None
             state = state._replace(
                 excluded=state.excluded | {node}, dropped=state.dropped | {node}, masking=masking
             )
-            return _then([Forget(node), Cancel(node)], _turn(state, rounds.Dropped(node, left)))
-        case Excluded(node):
-            return _then(
-                [Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node)
-            )
-        case Unmasked(round_):
-            return _turn(state, rounds.Unmasked(round_))
+            return _then([Forget(node), Cancel(node)], _turn(state, event))
+        case Refused(node):
+            state = state._replace(excluded=state.excluded | {node})
+            return _then([Cancel(node)], _leave(state, event))
+        case Unmasked() | Narrowed() | Expired():
+            return _turn(state, event)
         case Opened(now):
             return state._replace(opened=now), ()
         case Started(damaged):
-            return _then(_tell_start(state, damaged), _turn(state, rounds.Resumed()))
+            return _then(_tell_start(state, damaged), _turn(state, event))
 
 
-def _turn(state: Coordination, event: rounds.Event) -> Step:
+def _turn(state: Coordination, event: RoundEvent) -> Step:
     """Let the rounds go on."""
-    federation, effects = rounds.advance(state.rounds, event)
+    federation, effects = round_machine.advance(state.rounds, event)
     state = state._replace(rounds=federation)
     done = list[Effect]()
     for effect in effects:
         match effect:
-            case rounds.Pause(round_):
+            case Pause(round_):
                 absent = sorted(federation.members - federation.present - federation.contributed)
                 done += [Report(progress.Paused(round=round_, waiting_for=absent)), Publish()]
-            case rounds.Resume(round_):
+            case Resume(round_):
                 done += [_note(f"enough nodes are there again: round {round_} goes on"), Publish()]
-            case rounds.Open():
+            case Open():
                 done += [
                     effect,
                     *(
@@ -412,27 +186,25 @@ def _turn(state: Coordination, event: rounds.Event) -> Step:
     return state, tuple(done)
 
 
-def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step:
+def _mask(state: Coordination, effects: Sequence[MaskingEffect]) -> Step:
     """Let the masks of the open round go on."""
     done = list[Effect]()
     for effect in effects:
         match effect:
-            case masking_rounds.Narrow(nodes):
-                state, more = _turn(state, rounds.Narrowed(nodes))
+            case Narrowed():
+                state, more = _turn(state, effect)
                 done += more
-            case masking_rounds.Scarce(classes):
+            case Scarce(classes):
                 done.append(_warn_of_scarce(state, classes))
-            case masking_rounds.Unreadable(nodes):
+            case Unreadable(nodes):
                 done.append(Fail(_unreadable(state.rounds.round, nodes)))
-            case masking_rounds.Forgotten(node):
+            case Forgotten(node):
                 round_ = state.rounds.round
                 text = (
                     f"{node} has lost its secrets of round {round_}, which needs a quorum "
                     "without it: have its state folder restored, or drop it"
                 )
                 done.append(Report(progress.Note(text=text), ("forgotten", node, round_)))
-            case masking_rounds.Reject(error):
-                done.append(Refuse(error))
             case _:
                 done.append(effect)
     return state, tuple(done)
@@ -472,7 +244,7 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
         notes.append(_note(f"contributions become one model by {rule.rule}, unweighted{against}"))
     if federation.held:
         notes.append(_note("its operator has paused this run: no round opens or closes"))
-    if federation.status is rounds.Status.GATHERING:
+    if federation.status is Status.GATHERING:
         return notes
     if state.is_finished and spec.chooses:
         notes.append(_note("the sums of this run are there; its nodes compare the encoders"))
@@ -506,9 +278,9 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
     return notes
 
 
-def _act(state: Coordination, action: Action) -> Step:
+def _act(state: Coordination, event: Acted) -> Step:
     """Do what the operator wants."""
-    match action:
+    match event.action:
         case Action(what="pause" | "resume" as what, by=by):
             words = (
                 ("paused", "no round opens or closes")
@@ -516,9 +288,8 @@ def _act(state: Coordination, action: Action) -> Step:
                 else ("resumed", "the rounds go on")
             )
             note = _note(f"{by} has {words[0]} the federation: {words[1]}")
-            event = rounds.Held() if what == "pause" else rounds.Released()
-            step = _turn(state, event)
-            return _then([note], (step[0], (*step[1], Publish())))
+            state, effects = _turn(state, event)
+            return state, (note, *effects, Publish())
         case Action(what="drop", by=by, node=str(node)):
             why = f"{by} has dropped it from this run"
             error = PeerError(
@@ -545,15 +316,9 @@ def _tick(state: Coordination, tick: Tick) -> Step:
         effects += failed
     age = tick.now - state.opened
     federation = state.rounds
-    due = list[rounds.Event]()
-    if federation.status is rounds.Status.OPEN:
-        due += (
-            [rounds.Expired(federation.round)]
-            if 0 < spec.deadline <= age and not federation.expired
-            else []
-        )
-    for event in due:
-        state, more = _turn(state, event)
+    is_due = 0 < spec.deadline <= age and not federation.expired
+    if federation.status is Status.OPEN and is_due:
+        state, more = _turn(state, Expired(federation.round))
         effects += more
     if state.is_finished:
         state, more = _linger(state, tick.finished)
@@ -608,7 +373,7 @@ def _linger(state: Coordination, finished: Collection[str]) -> Step:
 # Nodes
 
 
-def _admit(state: Coordination, event: Admitted) -> Step:
+def _admit(state: Coordination, event: Joined) -> Step:
     node = event.node
     hello = event.hello
     federation = state.rounds
@@ -644,13 +409,13 @@ def _admit(state: Coordination, event: Admitted) -> Step:
     admitted = [*notes, Admit(node, hello, event.contributed)]
     if not is_new:
         return state, tuple(admitted)
-    state, effects = _turn(state._replace(joined=state.now), rounds.Joined(node))
-    is_due = node in state.rounds.missing and state.rounds.status is rounds.Status.OPEN
+    state, effects = _turn(state._replace(joined=state.now), event)
+    is_due = node in state.rounds.missing and state.rounds.status is Status.OPEN
     shown = [Show(node, "training", state.rounds.round)] if is_due else []
     return state, (*admitted, Report(progress.NodeJoined(node=node)), *effects, *shown)
 
 
-def _note_older_copy(state: Coordination, event: Admitted) -> list[Effect]:
+def _note_older_copy(state: Coordination, event: Joined) -> list[Effect]:
     """Report once that a node's state folder, or ours,
     is behind what the other one has seen of it.
     """
@@ -674,10 +439,9 @@ def _note_older_copy(state: Coordination, event: Admitted) -> list[Effect]:
     return notes
 
 
-def _leave(state: Coordination, node: str) -> Step:
-    return _then(
-        [Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), rounds.Left(node))
-    )
+def _leave(state: Coordination, event: Left | Refused) -> Step:
+    node = event.node
+    return _then([Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), event))
 
 
 def _hear(
@@ -698,7 +462,7 @@ def _hear(
                     message.round,
                 )
                 return state, (Refuse(wrong),)
-            masking, effects = masking_rounds.hear(state.masking, node, message)
+            masking, effects = masking_machine.hear(state.masking, node, message)
             return _mask(state._replace(masking=masking), effects)
         case Finished():
             is_recorded = state.is_finished and node in state.rounds.members
@@ -738,22 +502,22 @@ def _judge(
 ) -> tuple[Effect, ...]:
     """What is done with a contribution."""
     match state.rounds.admission(node, round_ := message.round):
-        case rounds.Admission.COUNTED:
+        case Admission.COUNTED:
             return (_accept(node, message),)  # its effect is on disk
-        case rounds.Admission.LATE if was_counted:
+        case Admission.LATE if was_counted:
             return (_accept(node, message),)
-        case rounds.Admission.LATE:
+        case Admission.LATE:
             late = Report(progress.Late(node=node, round=round_), ("late", node, round_))
             return late, _accept(
                 node, message, f"round {round_} was closed before this contribution came"
             )
-        case rounds.Admission.EARLY if message.server not in ("", state.plan.session):
+        case Admission.EARLY if message.server not in ("", state.plan.session):
             return ()  # sent before the node knew that this process goes on from an older copy
-        case rounds.Admission.EARLY:
+        case Admission.EARLY:
             return (Refuse(PeerError(node, f"round {round_} is not open", round_)),)
-        case rounds.Admission.NOT_DRAWN:
+        case Admission.NOT_DRAWN:
             return (Refuse(PeerError(node, f"it was not drawn for round {round_}", round_)),)
-        case rounds.Admission.DUE:
+        case Admission.DUE:
             return (Collect(node, message),)
 
 

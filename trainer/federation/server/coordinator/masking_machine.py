@@ -7,119 +7,28 @@ when all have answered, or enough. What a step has come to is on disk before any
 what nodes answer to the newest one they answer again, so that of an answer nothing has to be kept.
 """
 
-from collections.abc import Collection, Mapping, Set
-from typing import NamedTuple
+from collections.abc import Set
 
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import MaskingAnswer, MaskingStep, PublicKeys
 from trainer.federation.masking import count_neighbours, scarce_classes
-from trainer.federation.server import round_state as rounds
+from trainer.federation.server.coordinator import round_machine as rounds
+from trainer.federation.server.coordinator.effects import (
+    Forgotten,
+    RecordMasks,
+    Refuse,
+    Say,
+    Scarce,
+    Unmask,
+    Unreadable,
+)
+from trainer.federation.server.coordinator.events import Narrowed
+from trainer.federation.server.coordinator.masking_state import Facts, Masking
+from trainer.federation.server.coordinator.round_state import Federation, Status
 
-
-class Masking(NamedTuple):
-    """The state. Mappings are by the name of the node that has said it."""
-
-    run: str
-    threshold: int
-    neighbours: int
-    round: int = 0
-    keys: Mapping[str, PublicKeys] = {}  # so far; or of the cohort
-    is_gathered: bool = False  # the cohort is fixed
-    shares: Mapping[str, Mapping[str, str]] = {}  # by sender, then by receiver
-    is_shared: bool = False  # whose masks count is fixed: those who have sent shares
-    survivors: tuple[str, ...] = ()
-    signed: Mapping[str, str] = {}
-    agreed: Mapping[str, str] = {}  # the signatures that are shown
-    revealed: Mapping[str, Mapping[str, str]] = {}
-    tried: int = 0  # with what so many nodes have revealed the masks did not go away
-
-
-# Effects
-
-
-class Record(NamedTuple):
-    """Write down what a step has come to."""
-
-    facts: "Facts"
-    drawn: Collection[str] = ()  # who takes part in the round from now on, if that has changed
-
-
-class Say(NamedTuple):
-    """Tell a node a step."""
-
-    node: str
-    step: MaskingStep
-
-
-class Narrow(NamedTuple):
-    """Only these nodes take part in the round from now on."""
-
-    nodes: frozenset[str]
-
-
-class Scarce(NamedTuple):
-    """Too few nodes have images of these classes for their sums to be read."""
-
-    classes: list[int]
-
-
-class Unreadable(NamedTuple):
-    """Of those who hold shares of these nodes' secrets too few are left:
-    the sum of the round cannot be read.
-    """
-
-    nodes: list[str]
-
-
-class Forgotten(NamedTuple):
-    """A node of the round has other keys than it had: it has lost its secrets,
-    and can do nothing more in it.
-    """
-
-    node: str
-
-
-class Unmask(NamedTuple):
-    """Take the masks away from the sum of the round; `rounds.Unmasked` follows,
-    unless more has to be revealed.
-    """
-
-    masking: Masking
-
-
-class Reject(NamedTuple):
-    """Refuse a node that breaks the protocol."""
-
-    error: PeerError
-
-
-Effect = Record | Say | Narrow | Scarce | Unreadable | Forgotten | Unmask | Reject
-Step = tuple[Masking, list[Effect]]
-
-
-class Facts(NamedTuple):
-    """What is on disk of the open round; what is empty has not come so far."""
-
-    cohort: Mapping[str, PublicKeys] = {}
-    shares: Mapping[str, Mapping[str, str]] = {}
-    survivors: tuple[str, ...] = ()
-    agreed: Mapping[str, str] = {}
-
-
-def restore(run: str, threshold: int, neighbours: int, round_: int, facts: Facts) -> Masking:
-    """The state of a process that goes on with the open round."""
-    return Masking(
-        run,
-        threshold,
-        neighbours,
-        round_,
-        facts.cohort,
-        bool(facts.cohort),
-        facts.shares,
-        bool(facts.shares),
-        facts.survivors,
-        agreed=facts.agreed,
-    )
+MaskingEffect = RecordMasks | Say | Unmask | Refuse | Narrowed | Scarce | Unreadable | Forgotten
+"""`Narrowed` is an event of the rounds: the coordinator's machine hands it to theirs."""
+Step = tuple[Masking, list[MaskingEffect]]
 
 
 def hear(state: Masking, node: str, answer: MaskingAnswer) -> Step:
@@ -132,7 +41,7 @@ def hear(state: Masking, node: str, answer: MaskingAnswer) -> Step:
         count = count_neighbours(state.neighbours, len(state.keys))
         if not answer.shares.keys() <= state.keys.keys() - {node} or len(answer.shares) != count:
             return state, [
-                Reject(
+                Refuse(
                     PeerError(
                         node, "its shares are not for the other nodes of the round", state.round
                     )
@@ -144,7 +53,7 @@ def hear(state: Masking, node: str, answer: MaskingAnswer) -> Step:
     if answer.revealed and node in state.survivors and state.agreed:
         if not answer.revealed.keys() <= {node, *_shares_for(state, node)}:
             return state, [
-                Reject(PeerError(node, "it reveals shares that it does not hold", state.round))
+                Refuse(PeerError(node, "it reveals shares that it does not hold", state.round))
             ]
         return state._replace(revealed={**state.revealed, node: answer.revealed}), []
     return state, []
@@ -158,7 +67,7 @@ def _hear_keys(state: Masking, node: str, keys: PublicKeys) -> Step:
         return state, []  # it came too late: the round goes on without it
     if state.keys[node] != keys:
         return state, [Forgotten(node)]
-    told: list[Effect] = [Say(node, _say(state, members=dict(state.keys)))]
+    told: list[MaskingEffect] = [Say(node, _say(state, members=dict(state.keys)))]
     if node in state.shares and state.is_shared:
         told.append(Say(node, _tell_shares(state, node)))
     if node in state.survivors:
@@ -177,10 +86,10 @@ def forget(state: Masking, node: str) -> Masking:
     return state._replace(keys=kept, shares=shares)
 
 
-def settle(state: Masking, federation: rounds.Federation) -> Step:
+def settle(state: Masking, federation: Federation) -> Step:
     """Go on with the open round's masks as far as that is due."""
-    effects: list[Effect] = []
-    if federation.status not in (rounds.Status.OPEN, rounds.Status.UNMASKING):
+    effects: list[MaskingEffect] = []
+    if federation.status not in (Status.OPEN, Status.UNMASKING):
         return state, effects
     if federation.round != state.round:
         state = Masking(state.run, state.threshold, state.neighbours, federation.round)
@@ -190,7 +99,7 @@ def settle(state: Masking, federation: rounds.Federation) -> Step:
     return state, effects
 
 
-def _gather(state: Masking, federation: rounds.Federation) -> Step:
+def _gather(state: Masking, federation: Federation) -> Step:
     plan = federation.plan
     # some places may stay free
     most = len(federation.members) if federation.round in plan.of_all else plan.nodes
@@ -200,10 +109,10 @@ def _gather(state: Masking, federation: rounds.Federation) -> Step:
         return state, []
     state = state._replace(is_gathered=True)
     told = [Say(node, _say(state, members=dict(state.keys))) for node in sorted(state.keys)]
-    return state, [Record(_facts(state)), *told]
+    return state, [RecordMasks(_facts(state)), *told]
 
 
-def _exchange(state: Masking, federation: rounds.Federation) -> Step:
+def _exchange(state: Masking, federation: Federation) -> Step:
     cohort = state.keys.keys() & federation.members
     if not state.is_gathered or state.is_shared:
         return state, []
@@ -212,26 +121,26 @@ def _exchange(state: Masking, federation: rounds.Federation) -> Step:
     ):
         return state, []
     scarce = scarce_classes(state.keys[node].classes for node in state.shares)
-    warned: list[Effect] = [Scarce(scarce)] if scarce else []
+    warned: list[MaskingEffect] = [Scarce(scarce)] if scarce else []
     if scarce and federation.round in federation.plan.of_all:
         return state, warned
     state = state._replace(is_shared=True)
     told = [Say(node, _tell_shares(state, node)) for node in sorted(state.shares)]
     senders = frozenset(state.shares)
-    return state, [*warned, Record(_facts(state), senders), Narrow(senders), *told]
+    return state, [*warned, RecordMasks(_facts(state), senders), Narrowed(senders), *told]
 
 
-def _name_survivors(state: Masking, federation: rounds.Federation) -> Step:
-    if state.survivors or federation.status is not rounds.Status.UNMASKING:
+def _name_survivors(state: Masking, federation: Federation) -> Step:
+    if state.survivors or federation.status is not Status.UNMASKING:
         return state, []
     if unreadable := find_unreadable(state, federation.contributed):
         return state, [Unreadable(unreadable)]
     state = state._replace(survivors=tuple(sorted(federation.contributed)))
     told = [Say(node, _say(state, survivors=state.survivors)) for node in state.survivors]
-    return state, [Record(_facts(state)), *told]
+    return state, [RecordMasks(_facts(state)), *told]
 
 
-def _agree(state: Masking, federation: rounds.Federation) -> Step:
+def _agree(state: Masking, federation: Federation) -> Step:
     if (
         not state.survivors
         or state.agreed
@@ -241,10 +150,10 @@ def _agree(state: Masking, federation: rounds.Federation) -> Step:
         return state, []
     state = state._replace(agreed={node: state.signed[node] for node in sorted(state.signed)})
     told = [Say(node, _say(state, signatures=dict(state.agreed))) for node in state.survivors]
-    return state, [Record(_facts(state)), *told]
+    return state, [RecordMasks(_facts(state)), *told]
 
 
-def _read(state: Masking, federation: rounds.Federation) -> Step:
+def _read(state: Masking, federation: Federation) -> Step:
     known = len(state.revealed)
     if known < state.threshold or known == state.tried or federation.held:
         return state, []

@@ -10,28 +10,32 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker_config.protocol.messages import Contribution, Finished, Hello
 from tests.support.node_model import RUN, make_spec
-from trainer.federation.server import round_state as rounds
-from trainer.federation.server.coordinator_state import (
+from trainer.federation.server.coordinator import round_state
+from trainer.federation.server.coordinator.coordinator_machine import advance
+from trainer.federation.server.coordinator.coordinator_state import Coordination, ProcessPlan
+from trainer.federation.server.coordinator.effects import (
     Accept,
-    Acted,
-    Added,
     Admit,
-    Admitted,
+    Close,
     Collect,
-    Coordination,
-    Event,
-    Excluded,
     Fail,
-    Lost,
-    Opened,
-    Plan,
+    Finish,
+    Open,
     RecordFinished,
     Refuse,
+    WelcomeNewcomer,
+)
+from trainer.federation.server.coordinator.events import (
+    Acted,
+    Contributed,
+    Event,
+    Joined,
+    Left,
+    Opened,
+    Refused,
     Started,
     Tick,
     Told,
-    WelcomeNewcomer,
-    advance,
 )
 from trainer.federation.server.operator_actions import make_action
 
@@ -45,7 +49,7 @@ class Coordinations(RuleBasedStateMachine):
 
     @initialize(quorum=st.integers(1, 3), statistics=st.booleans())
     def begin(self, quorum: int, statistics: bool) -> None:
-        self.plan = Plan(
+        self.plan = ProcessPlan(
             make_spec(rounds=3, statistics=statistics),
             "5" * 16,
             Path("state"),
@@ -53,7 +57,9 @@ class Coordinations(RuleBasedStateMachine):
             serves_newcomers=False,
         )
         of_all = frozenset((self.plan.spec.rounds,) if statistics else ())
-        self.rounds_plan = rounds.Plan(len(NAMES), quorum, self.plan.spec.rounds, of_all=of_all)
+        self.rounds_plan = round_state.Plan(
+            len(NAMES), quorum, self.plan.spec.rounds, of_all=of_all
+        )
         self.members, self.finished = set[str](), set[str]()  # recorded
         self.counted: dict[int, set[str]] = {}  # recorded, by round
         self.round, self.now = 0, 0.0  # recorded; the clock
@@ -66,9 +72,9 @@ class Coordinations(RuleBasedStateMachine):
         """A process begins, from what is recorded."""
         self.uploading = {}
         counted = self.counted.get(self.round, set())
-        state = rounds.restore(self.rounds_plan, self.round, self.members, (), counted)._replace(
-            held=self.is_held
-        )
+        state = round_state.restore(
+            self.rounds_plan, self.round, self.members, (), counted
+        )._replace(held=self.is_held)
         self.state = Coordination(self.plan, state, self.now, opened=self.now, joined=self.now)
         self.apply(Started())
 
@@ -84,17 +90,17 @@ class Coordinations(RuleBasedStateMachine):
         hello = Hello(session=SESSION, run=RUN, software="1", round=reached)
         newest = max((round_ for round_, nodes in self.counted.items() if node in nodes), default=0)
         is_in_totals = node in self.counted.get(self.plan.spec.rounds, ())
-        self.apply(Admitted(node, hello, session, newest, is_in_totals))
+        self.apply(Joined(node, hello, session, newest, is_in_totals))
 
     @rule(node=st.sampled_from((*NAMES, NEWCOMER)))
     def is_lost(self, node: str) -> None:
         self.connected.discard(node)
-        self.apply(Lost(node, node in self.finished))
+        self.apply(Left(node, node in self.finished))
 
     @rule(node=st.sampled_from(NAMES))
     def is_refused(self, node: str) -> None:
         self.connected.discard(node)
-        self.apply(Excluded(node))
+        self.apply(Refused(node))
 
     @rule(node=st.sampled_from(NAMES), back=st.integers(-1, 1))
     def offers(self, node: str, back: int) -> None:
@@ -140,7 +146,7 @@ class Coordinations(RuleBasedStateMachine):
     def add(self, node: str) -> None:
         message = self.uploading.pop(node)
         self.counted.setdefault(message.round, set()).add(node)
-        self.apply(Added(node, message))
+        self.apply(Contributed(node, message))
 
     def apply(self, event: Event) -> None:
         self.state, effects = advance(self.state, event)
@@ -151,15 +157,15 @@ class Coordinations(RuleBasedStateMachine):
                     self.members.add(node)
                 case WelcomeNewcomer(node):
                     assert node not in self.members
-                case rounds.Open(round_):
+                case Open(round_):
                     assert not self.is_held
                     assert round_ == self.round + 1
                     self.round = round_
                     self.apply(Opened(self.now))
-                case rounds.Close(round_, contributors):
+                case Close(round_, contributors):
                     assert contributors == self.counted[round_]
                     self.uploading = {}
-                case rounds.Finish():
+                case Finish():
                     self.round += 1
                 case Collect(node, message):
                     assert message.round == self.round
@@ -179,7 +185,7 @@ class Coordinations(RuleBasedStateMachine):
     @invariant()
     def it_stands_where_its_ledger_does(self) -> None:
         assert self.state.rounds.members == self.members
-        if self.state.rounds.status is rounds.Status.OPEN:
+        if self.state.rounds.status is round_state.Status.OPEN:
             assert self.state.rounds.contributed == self.counted.get(self.round, set())
 
     def teardown(self) -> None:

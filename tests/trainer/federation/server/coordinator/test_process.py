@@ -1,0 +1,36 @@
+"""The coordinator's process: every effect of its machines has a method that performs it."""
+
+import ast
+import inspect
+from typing import get_args
+
+from trainer.federation.server.coordinator import effects, events, process
+from trainer.federation.server.coordinator.masking_machine import MaskingEffect
+from trainer.federation.server.coordinator.round_machine import RoundEffect
+
+
+def performed() -> set[str]:
+    """The keys of the process's table, read from its source."""
+    tree = ast.parse(inspect.getsource(process))
+    tables = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "Performers"
+    ]
+    (table,) = tables
+    assert isinstance(table, ast.Dict)
+    return {ast.unparse(key).removeprefix("effects.") for key in table.keys if key}
+
+
+def test_the_process_performs_each_effect_and_nothing_else() -> None:
+    assert performed() == {each.__name__ for each in get_args(effects.Effect)}
+
+
+def test_what_the_inner_machines_return_is_an_effect_a_finding_or_handed_on() -> None:
+    known = {*get_args(effects.Effect), *get_args(effects.Finding), events.Narrowed}
+    assert {*get_args(RoundEffect), *get_args(MaskingEffect)} <= known
+
+
+def test_each_thing_that_happens_has_one_name() -> None:
+    names = [each.__name__ for each in (*get_args(events.Event), *get_args(effects.Effect))]
+    assert len(names) == len({*names})
