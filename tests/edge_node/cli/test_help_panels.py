@@ -30,8 +30,23 @@ def options(command: Any) -> list[Any]:
 MANY = [(words, command) for words, command in commands() if len(options(command)) > FEW]
 
 
-def test_the_table_names_each_command_once() -> None:
-    assert sorted(" ".join(COMMANDS.values()).split()) == sorted(ROOT.commands)
+def in_kernel(command: Any) -> bool:
+    """Whether a command is the command line's own, and not an extension's."""
+    return bool(command.callback) and inspect.unwrap(command.callback).__module__.startswith(
+        "edge_node.cli."
+    )
+
+
+def test_the_table_names_each_command_of_the_kernel_once() -> None:
+    named = " ".join(COMMANDS.values()).split()
+    own = {name for name, command in ROOT.commands.items() if in_kernel(command)}
+    assert len(named) == len(set(named))
+    assert own <= set(named) <= set(ROOT.commands)
+
+
+def test_a_command_of_an_extension_stands_in_a_panel_that_it_names() -> None:
+    others = {command.rich_help_panel for command in ROOT.commands.values()}
+    assert others <= {*COMMANDS}
 
 
 @pytest.mark.parametrize(("words", "command"), [*commands()])
