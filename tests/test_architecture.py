@@ -219,7 +219,7 @@ def test_no_files_import_each_other_in_a_circle_not_even_for_types():
 
 
 def folders(room: str) -> dict[str, set[str]]:
-    """The folders of a room with those that each imports from; a module beside them counts as one."""
+    """The folders of a room with those that each imports from; a module beside them counts, too."""
     graph: dict[str, set[str]] = {}
     for name, found in modules().items():
         if within(name, (room,)) and name != room:
@@ -417,8 +417,8 @@ def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
 
 # Files of one name play the same role, each in its room.
 ROLES = {
-    "__init__", "announcements", "checkpoint", "commands", "connection", "coordinator", "discovery", "folder",
-    "join", "journal", "mqtt", "opcua", "options", "round_state", "session", "session_state",
+    "__init__", "announcements", "checkpoint", "commands", "connection", "coordinator", "discovery",
+    "folder", "join", "journal", "mqtt", "opcua", "options", "round_state", "session", "session_state",
     "simulation", "spec", "status",
 }  # fmt: skip
 
