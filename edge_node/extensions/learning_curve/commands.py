@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from edge_node.extensions.learning_curve.learning_curve import LearningCurve
 
+# once an option of a command that knows no extension
 RETIRED_OPTIONS["check --learning-curve"] = "use the command: edge-node learning-curve FOLDER"
 
 _SIZE = 128
