@@ -277,6 +277,25 @@ def test_no_files_import_each_other_in_a_circle_not_even_for_types():
     assert circles({name: direct(name, found) for name, found in modules().items()}) == []
 
 
+def folders(room: str) -> dict[str, set[str]]:
+    """The folders of a room with those that each imports from; a module beside them counts, too."""
+    graph: dict[str, set[str]] = {}
+    for name, found in modules().items():
+        if within(name, (room,)) and name != room:
+            imports_from = {each for each in direct(name, found) if within(each, (room,))} - {room}
+            graph.setdefault(name.split(".")[1], set()).update(
+                each.split(".")[1] for each in imports_from
+            )
+    return {name: others - {name} for name, others in graph.items()}
+
+
+@pytest.mark.parametrize("room", ["broker_config", "edge", "trainer"])
+def test_no_folders_of_a_room_import_each_other_in_a_circle(room: str) -> None:
+    graph = folders(room)
+    assert len(graph) > 4
+    assert circles(graph) == []
+
+
 def test_a_package_is_imported_where_one_of_its_own_names_is():
     def names(source: str) -> set[str]:
         return direct("trainer.methods.base", list(imports(source, "trainer.methods")))

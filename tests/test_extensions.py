@@ -1,4 +1,6 @@
-"""A package that is installed beside edge-node adds a sink, a method and a command of its own."""
+"""A package that is installed beside edge-node adds a sink, a method, a check of images
+and a command of its own.
+"""
 
 import json
 import os
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import typer
 from msgspec import Struct
+from trainer.data.checks.findings import Finding
 from trainer.methods.base import Entry, OneStage
 from trainer.methods.fedavg import fedavg
 
@@ -26,6 +29,13 @@ app = typer.Typer()
 def greet() -> None:
     '''Greet the plant.'''
     print("good morning")
+
+
+def check_names(images):
+    longest = max(images.facts, key=lambda each: len(each.path.name))
+    files = (str(longest.path),)
+    yield Finding("hint", "long name", f"{longest.path} is long", "shorten it", files)
+    yield Finding("error", "no light", f"it was dark at {images.size} pixels", "wait for the day")
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind",
@@ -54,6 +64,8 @@ REGISTERED = """
 tally = plant_extras:Settings
 [edge_node.methods]
 plant_average = plant_extras:ENTRY
+[edge_node.image_checks]
+a_name = plant_extras:check_names
 [edge_node.commands]
 plant_extras = plant_extras:app
 """
@@ -111,6 +123,22 @@ def test_its_method_is_in_the_help_and_trains(extras: Path, tmp_path: Path) -> N
     done = edge_node(extras, "simulate", "--data", images, "--out", out, *words)
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "report.json").read_text())["method"] == "plant_average"
+
+
+def test_what_its_check_finds_comes_after_ours_and_keeps_a_plant_from_joining(
+    extras: Path, tmp_path: Path
+) -> None:
+    images = draw(tmp_path / "images", 12, 1, size=32)
+    darkest = min(images.glob("*/*.png"))
+    darkest.rename(darkest.with_name("a-long-name-of-an-image.png"))
+    small = draw(tmp_path / "other", 1, 2, size=33) / "patches" / "2-0.png"
+    small.rename(images / "patches" / "other.png")
+    done = edge_node(extras, "check", images, "--size", 32, "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    found = [(each["severity"], each["kind"]) for each in told["findings"]]
+    assert found == [("error", "no light"), ("hint", "sizes"), ("hint", "long name")]
+    assert told["findings"][-1]["files"] == [str(darkest.with_name("a-long-name-of-an-image.png"))]
 
 
 def test_its_sink_is_a_table_of_a_lines_settings(extras: Path, tmp_path: Path) -> None:

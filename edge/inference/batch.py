@@ -21,12 +21,10 @@ from edge.bundle.bundle_format import Manifest, short_digest
 from edge.inference.class_prior import Prior
 from edge.inference.image_decoding import SUFFIXES, drop_annotated
 from edge.inference.outcomes import Failure, Verdict
-from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
+from edge.inference.pipeline import Frame, Inspection, Monitor, NullConsumer, Pipeline
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.terminal.formatting import natural_key, plain_cell, read_cell
-from edge.uncertainty.uncertainty_check import Settings as Doubting
-from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
 COLUMNS = (
     "image",
@@ -110,12 +108,18 @@ def count_known(images: Sequence[Image], manifest: Manifest) -> int:
 
 
 def classify_images(
-    model: Model, images: Sequence[Image], view: View | None = None, prior: Prior | None = None
+    model: Model,
+    images: Sequence[Image],
+    view: View | None = None,
+    prior: Prior | None = None,
+    monitors: Sequence[Monitor] = (),
 ) -> Iterator[Inspection | Failure]:
-    """Inspect images one after another; UsageError when view or prior name a class that the
-    model does not have.
+    """Inspect images one after another; each verdict goes through the `monitors`.
+
+    Raises:
+        UsageError: view or prior name a class that the model does not have.
     """
-    pipeline = Pipeline(model, NullConsumer(), view, [UncertaintyCheck(Doubting())], prior)
+    pipeline = Pipeline(model, NullConsumer(), view, monitors, prior)
     for name, path in images:
         yield pipeline.inspect_sync(Frame(name, path))
 

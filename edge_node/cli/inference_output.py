@@ -19,6 +19,7 @@ from edge.inference.tiling import View
 from edge.terminal.formatting import format_names
 from edge.uncertainty.model_warnings import performance_warnings
 from edge.uncertainty.performance import Labelled, Performance, Proportion, measure
+from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 
 
 def classify_and_print(
@@ -46,8 +47,9 @@ def classify_and_print(
     todo = [each for each in images if not results or each.name not in results.classified]
     counts: Counter[str] = Counter()
     failed = 0
+    doubts = UncertaintyCheck(Settings())
     with _progress_bar(len(todo), shown=results is not None) as advance:
-        for found in batch.classify_images(model, todo, view, prior):
+        for found in batch.classify_images(model, todo, view, prior, [doubts]):
             outcome = found if isinstance(found, Failure) else found.verdict
             failed += isinstance(outcome, Failure)
             if truths and isinstance(outcome, Verdict):

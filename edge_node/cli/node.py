@@ -84,16 +84,6 @@ def check(
             help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"
         ),
     ] = None,
-    learning_curve: Annotated[
-        bool,
-        typer.Option(
-            "--learning-curve",
-            help=(
-                "Also tell whether there are enough images, of which class more are wanted, and "
-                "which look wrong in their folder. Needs torch, and a tenth of a second an image."
-            ),
-        ),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check a plant's images before it joins. Exit code 1 if it cannot join with them."""
@@ -105,7 +95,6 @@ def check(
     from trainer.data.checks.image_checks import check_folders, image_options
 
     aliases = parse_pairs(alias, "--alias", "{}=scratches")
-    curve = None
     with (
         progress.reporter(as_json=False, quiet=as_json) as show,
         progress.watched(show),
@@ -119,29 +108,16 @@ def check(
             [name.strip() for name in classes.split(",") if name.strip()],
             aliases,
         )
-        if learning_curve and report.can_join:
-            from trainer.training.enough_images import trace_folder
-
-            curve = trace_folder(
-                folder,
-                test,
-                size,
-                group,
-                aliases,
-                lambda numbers: progress.steps("looking at images", numbers),
-            )
     if not report.facts:
         picture = None
     elif picture is None and not as_json:
         picture = Path("edge-node-check.png")
     if not as_json:  # before the picture, which may have no place
         findings_output.print_table(report, Console())
-        if curve:
-            findings_output.print_curve(curve, Console())
     if picture:
         findings_output.draw_contact_sheet(report, picture)
     if as_json:
-        print(msgspec.json.encode(findings_output.summarise(report, picture, curve)).decode())
+        print(msgspec.json.encode(findings_output.summarise(report, picture)).decode())
     else:
         if picture:
             print(f"picture: {picture}")

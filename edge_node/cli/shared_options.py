@@ -282,8 +282,9 @@ class OutputOptions(Struct, frozen=True, kw_only=True):
     def reporter(self) -> "AbstractContextManager[Report]":
         """Where its events go."""
         from trainer import progress
+        from trainer.methods import headline_metrics
 
-        return progress.reporter(as_json=self.as_json, quiet=self.quiet)
+        return progress.reporter(as_json=self.as_json, quiet=self.quiet, headlines=headline_metrics)
 
 
 class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):

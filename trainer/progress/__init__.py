@@ -1,7 +1,7 @@
 """Progress of long commands: events as they happen, and reporters that show them."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -82,10 +82,13 @@ __all__ = [
 
 
 @contextmanager
-def reporter(*, as_json: bool, quiet: bool = False) -> Iterator[Report]:
+def reporter(
+    *, as_json: bool, quiet: bool = False, headlines: Callable[[], Sequence[str]] = tuple
+) -> Iterator[Report]:
     """JSON lines on request, a live view in a terminal, log lines elsewhere.
 
-    With `quiet` nothing is shown, or as JSON only the result.
+    With `quiet` nothing is shown, or as JSON only the result. A live view asks which metrics are
+    its `headlines`.
     """
     if as_json:
         report = json_lines(sys.stdout)
@@ -99,7 +102,7 @@ def reporter(*, as_json: bool, quiet: bool = False) -> Iterator[Report]:
     elif quiet:
         yield ignore
     elif sys.stderr.isatty() and (console := Console(stderr=True)).is_interactive:
-        with live(console) as report:
+        with live(console, headlines()) as report:
             yield report
     else:
         yield log_lines(sys.stderr)

@@ -24,7 +24,6 @@ from edge.terminal.formatting import (
     pluralize,
 )
 from edge.terminal.tables import Row, first_that_fits, node_table, one_line
-from trainer.methods import headline_metrics
 from trainer.progress.events import (
     Activity,
     AnyEvent,
@@ -60,9 +59,9 @@ _PRIORITY = ("state", "round", "accuracy", "up", "down")
 class LiveReport:
     """Reporter that draws a board; `paused` leaves the terminal to a question."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, headlines: Sequence[str]):
         self._console = console
-        self._board = Board(ascii_only=console.options.ascii_only)
+        self._board = Board(headlines, ascii_only=console.options.ascii_only)
         self._lock = threading.Lock()
         self.view = Live(
             console=console, get_renderable=self._draw, refresh_per_second=4, redirect_stdout=False
@@ -90,9 +89,9 @@ class LiveReport:
 
 
 @contextmanager
-def live(console: Console) -> Iterator[LiveReport]:
+def live(console: Console, headlines: Sequence[str] = ()) -> Iterator[LiveReport]:
     """Show a board while the block runs; its last state stays in the terminal."""
-    report = LiveReport(console)
+    report = LiveReport(console, headlines)
     with report.view:
         yield report
 
@@ -118,11 +117,20 @@ class _Node:
 
 
 class Board:
-    """State of the live view, updated by events and rendered for a terminal of any size."""
+    """State of the live view, updated by events and rendered for a terminal of any size.
 
-    def __init__(self, *, ascii_only: bool = False, clock: Clock = time.monotonic):
+    A narrow terminal shows the metrics among `headlines` before others.
+    """
+
+    def __init__(
+        self,
+        headlines: Sequence[str] = (),
+        *,
+        ascii_only: bool = False,
+        clock: Clock = time.monotonic,
+    ):
         self._clock = clock
-        self._priority = (*_PRIORITY, *headline_metrics())
+        self._priority = (*_PRIORITY, *headlines)
         spinner = "line" if ascii_only else "dots"
         self._spinner = Spinner(spinner)
         self._nodes: dict[str, _Node] = {}

@@ -17,7 +17,6 @@ import numpy as np
 from markupsafe import Markup
 
 from edge.terminal.formatting import shorten
-from edge_node.extensions.learning_curve.learning_curve import CurvePoint
 from trainer.progress.timeline import Activity, Span
 
 COLOURS = 8  # of nodes and of classes; the ninth repeats the first, with another dash or marker
@@ -25,7 +24,6 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _MAX_LABELLED = 8  # lines with labels; beyond that there is only the legend
 _MAX_DOTS = 12  # lines of more points have no dots
 _LABEL_LENGTH = 10  # characters of a name beside a line
-_TICK_ROOM = 16  # between the last label of a logarithmic axis and the one before
 
 
 class Series(NamedTuple):
@@ -168,62 +166,6 @@ def line_chart(
         json.dumps(readout, separators=(",", ":"))
     )
     return _svg(width, height, f"{title} by round: {ranges}", *parts, attributes=data)
-
-
-def learning_curve(points: Sequence[CurvePoint]) -> Markup:
-    """Accuracy, %, by images of each class, on a logarithmic scale, with the interval as a band."""
-    width = 300.0
-    height = 210.0
-    left = 34.0
-    right = 14.0
-    top = 10.0
-    bottom = 30.0
-    first = math.log(points[0].images)
-    last = math.log(max(points[-1].images, 2))
-    floor = math.floor(10 * min(point.accuracy.low for point in points)) / 10
-
-    def at_x(images: int) -> float:
-        return left + (math.log(images) - first) / (last - first) * (width - left - right)
-
-    def at_y(share: float) -> float:
-        return height - bottom - (share - floor) / (1 - floor) * (height - top - bottom)
-
-    parts = []
-    for value in ticks(100 * floor, 100):
-        parts.append(_line(left, at_y(value / 100), width - right, at_y(value / 100), "grid"))
-        parts.append(_text(left - 6, at_y(value / 100) + 3.5, f"{value:g}", "tick", "end"))
-    for place, point in enumerate(points):
-        if (
-            place in (0, len(points) - 1)
-            or at_x(points[-1].images) - at_x(point.images) > _TICK_ROOM
-        ):
-            parts.append(
-                _text(at_x(point.images), height - bottom + 14, f"{point.images}", "tick", "middle")
-            )
-    parts.append(
-        _text((left + width - right) / 2, height - 3, "images of each class", "tick", "middle")
-    )
-    outline = [(at_x(point.images), at_y(point.accuracy.high)) for point in points]
-    outline += [(at_x(point.images), at_y(point.accuracy.low)) for point in reversed(points)]
-    middle = [(at_x(point.images), at_y(point.accuracy.value)) for point in points]
-    outlines = []
-    for each in (outline, middle):
-        outlines.append("L".join(f"{x:.1f} {y:.1f}" for x, y in each))
-    band, line = outlines
-    parts.append(
-        Markup('<path class="band n0" d="M{}Z"/><path class="line n0" d="M{}"/>').format(band, line)
-    )
-    for point, (x, y) in zip(points, middle, strict=True):
-        share = point.accuracy
-        words = (
-            f"{point.images}: {share.value:.1%}, 95 % interval {share.low:.0%} to {share.high:.0%}"
-        )
-        dot = Markup(
-            '<circle class="point n0" cx="{:.1f}" cy="{:.1f}" r="2.5"><title>{}</title></circle>'
-        )
-        parts.append(dot.format(x, y, words))
-    told = "; ".join(f"{point.accuracy.value:.0%} with {point.images}" for point in points)
-    return _svg(width, height, f"Accuracy by images of each class: {told}", *parts)
 
 
 def _end_labels(

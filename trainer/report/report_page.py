@@ -20,7 +20,6 @@ from edge.inference.part_decision import no_defect_class
 from edge.inference.tiling import View
 from edge.terminal.formatting import format_bytes
 from edge.uncertainty.performance import Labelled, measure
-from edge_node.extensions.learning_curve.learning_curve import LearningCurve
 from trainer.federation.run_summary import describe_joining, list_gains
 from trainer.methods import make
 from trainer.methods.base import EPSILON, Method, Metric
@@ -30,7 +29,6 @@ from trainer.report import charts
 from trainer.report.model_examination import Examination, examine
 from trainer.report.page_template import page_environment
 from trainer.report.run_files import Node, Run, load_run
-from trainer.training.enough_images import trace_model
 from trainer.training.personal_model import HeldOutPrediction, format_spent
 
 _MAX_EXAMPLE_NODES = 8  # nodes whose images are shown
@@ -66,30 +64,14 @@ def write(folder: Path, out: Path, report: Report) -> Path:
                 Step(what=f"report: examining {node.report.name}'s held-out images ({position})")
             )
             examined[node.report.name] = examine(node, examples=number < _MAX_EXAMPLE_NODES)
-    curve = None
-    if run.kind == "node":
-        report(
-            Step(
-                what=(
-                    f"report: whether {run.nodes[0].report.name} has enough images: half a "
-                    "minute or more"
-                )
-            )
-        )
-        curve = trace_model(run.nodes[0].model)
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(render(run, examined, curve), encoding="utf-8")
+        out.write_text(render(run, examined), encoding="utf-8")
     return out
 
 
-def render(
-    run: Run, examined: dict[str, Examination | None], curve: LearningCurve | None = None
-) -> str:
-    """The page as HTML. `examined` is by node; None where no image could be examined.
-
-    `curve` is a single node's.
-    """
+def render(run: Run, examined: dict[str, Examination | None]) -> str:
+    """The page as HTML. `examined` is by node; None where no image could be examined."""
     environment = page_environment("trainer.report")
     environment.filters |= {"size": format_bytes, "duration": format_duration, "time": _format_time}
     environment.globals |= {
@@ -99,10 +81,8 @@ def render(
     }
     script = _HERE.joinpath("page.js").read_text("utf-8")
     examinations = {name: each for name, each in examined.items() if each is not None}
-    method = _method(run)
     compared = [node for node in run.report.nodes if node.comparison]
     metadata = run.nodes[0].metadata if run.nodes else None
-    curve_chart = charts.learning_curve(curve.points) if curve else None
     return environment.get_template("page.html").render(
         run=run,
         report=run.report,
@@ -112,9 +92,6 @@ def render(
         script=Markup(script),  # noqa: S704
         # Only this script may run, whatever else should ever get into the page.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        curve=curve,
-        curve_chart=curve_chart,
-        encoder_trained=method is None or bool(method.train),
         charts=_charts(run),
         compared=compared,
         gain=100

@@ -18,7 +18,6 @@ COMMANDS = {
     "coordinate": ("coordinate", "mqtt://127.0.0.1:1", "--classes", "a,b", "--nodes", 2),
     "simulate": ("simulate", "--partition", "iid", "--nodes", 2, "--out", "run", "--data"),
     "anomaly": ("anomaly",),
-    "check": ("check", "--learning-curve"),
 }
 SURFACE = ("--model", "mobilenet_v2", "--weights", "surface")
 

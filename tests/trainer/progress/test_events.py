@@ -12,6 +12,7 @@ import pytest
 from tests.support.plants import draw
 from tests.support.terminal import Terminal, console, text_lines
 from trainer import progress
+from trainer.methods import headline_metrics
 from trainer.progress import (
     Activity,
     ActivityReporter,
@@ -374,7 +375,7 @@ def board(
     height: int = 24,
     clock: Callable[[], float] = Clock(),  # noqa: B008
 ) -> list[str]:
-    shown = Board(clock=clock)
+    shown = Board(headline_metrics(), clock=clock)
     for event in events:
         shown.update(event)
     return drawn(shown, width, height)

@@ -17,12 +17,6 @@ import pytest
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import UsageError
 from broker_config.storage.checksums import SUMS
-from edge_node.extensions.learning_curve.learning_curve import (
-    ClassCurve,
-    CurvePoint,
-    Estimate,
-    LearningCurve,
-)
 from tests.support.browser import Page
 from tests.support.plants import draw, federate, here, run
 from trainer import progress
@@ -32,7 +26,6 @@ from trainer.progress.timeline import Span
 from trainer.report import charts, report_page
 from trainer.report.model_examination import Examination, Example
 from trainer.report.run_files import load_run
-from trainer.statistics.label_doubts import Doubt
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction
 
@@ -340,95 +333,6 @@ def test_verdicts_are_of_the_files_that_they_name(node: str, federation: Path) -
     assert right / len(verdicts) == pytest.approx(metadata.metrics["accuracy"])
 
 
-# Whether there are enough images
-
-CURVE = LearningCurve(
-    judged=40,
-    cross_validated=False,
-    others=12,
-    points=[
-        CurvePoint(
-            images=images, accuracy=Estimate(value=value, low=value - 0.1, high=value + 0.04)
-        )
-        for images, value in ((1, 0.5), (2, 0.7), (5, 0.8), (12, 0.9))
-    ],
-    gain=Estimate(value=0.06, low=0.01, high=0.11),
-    classes=[
-        ClassCurve(
-            name=name,
-            images=images,
-            points=[CurvePoint(images=12, accuracy=Estimate(value=0.9, low=0.8, high=0.95))],
-            gain=Estimate(value=0.05, low=0.01, high=0.09) if images > 1 else None,
-        )
-        for name, images in (("inclusion", 4), ("patches", 12), ("scratches", 1))
-    ],
-    wanted="inclusion",
-    doubts=[
-        Doubt(path=f"images/patches/{number}.png", label="patches", looks_like="")
-        for number in range(12)
-    ],
-)
-
-
-@pytest.fixture(scope="module")
-def curve_page(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A node's report with a learning curve."""
-    page = tmp_path_factory.mktemp("curve") / "page.html"
-    page.write_text(report_page.render(load_run(federation / "plant-a"), {}, CURVE))
-    return page
-
-
-def test_a_node_is_told_whether_it_has_enough_images_and_of_which_it_wants_more(
-    curve_page: Path,
-) -> None:
-    page = (
-        curve_page.read_text().partition("Are there enough images?")[2].partition("</section>")[0]
-    )
-    assert "+6.0 points (+1.0 to +11.0)" in page
-    assert "Inclusion wants more images most" in page
-    assert "tell of: scratches" in page
-    assert "50% with 1; 70% with 2; 80% with 5; 90% with 12" in page
-    assert len(re.findall(r"<tr><th scope=\"row\"", page)) == 3
-    assert page.count("labelled patches, is unlike all classes") == 10
-    assert "and 2 more" in page
-    assert "The encoder was trained on" in page
-
-
-@pytest.mark.slow
-def test_a_node_of_a_head_of_statistics_has_its_curve_in_its_report(tmp_path: Path) -> None:
-    images = draw(tmp_path / "images", 10, 0)
-    result = here(
-        "simulate",
-        "--data",
-        images,
-        "--model",
-        "small",
-        "--size",
-        32,
-        "--method",
-        "gaussian",
-        "--nodes",
-        1,
-        "--classes-per-node",
-        3,
-        "--samples",
-        8,
-        "--out",
-        tmp_path / "run",
-    )
-    assert result.returncode == 0, result.stderr
-    page = page_of(tmp_path / "run" / "plant-1", tmp_path)
-    told = page.partition("Are there enough images?")[2].partition("</section>")[0]
-    assert "images that it has not seen are right" in told
-    assert "The encoder was trained on" not in told
-
-
-def test_where_there_is_no_head_of_statistics_nothing_is_said_of_enough_images(
-    federation: Path, tmp_path: Path
-) -> None:
-    assert "enough images" not in page_of(federation / "plant-a", tmp_path)
-
-
 # Names that others chose
 
 HOSTILE = (
@@ -490,14 +394,8 @@ def hostile(federation: Path) -> str:
     examined = Examination(
         list(verdicts), np.random.default_rng(0).normal(size=(6, 2)), pictures, pictures
     )
-    curve = msgspec.structs.replace(
-        CURVE,
-        classes=[msgspec.structs.replace(CURVE.classes[0], name=HOSTILE)],
-        wanted=HOSTILE,
-        doubts=[Doubt(path=HOSTILE, label=HOSTILE, looks_like=HOSTILE)],
-    )
     return report_page.render(
-        told._replace(report=report, classes=names, nodes=[bad]), {HOSTILE: examined}, curve
+        told._replace(report=report, classes=names, nodes=[bad]), {HOSTILE: examined}
     )
 
 
@@ -594,19 +492,14 @@ under = luminance(behind);
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_text_can_be_read(shown: Page, curve_page: Path, theme: str) -> None:
-    for address in (None, curve_page.as_uri()):
-        if address:
-            shown.open(address)
-        shown.look(theme=theme)
-        ratio, text = shown.ask(CONTRAST)
-        assert ratio >= 4.5, text
+def test_every_text_can_be_read(shown: Page, theme: str) -> None:
+    shown.look(theme=theme)
+    ratio, text = shown.ask(CONTRAST)
+    assert ratio >= 4.5, text
 
 
-def test_nothing_runs_out_of_a_phones_screen(shown: Page, curve_page: Path) -> None:
+def test_nothing_runs_out_of_a_phones_screen(shown: Page) -> None:
     shown.look(width=390)
-    assert shown.ask("document.documentElement.scrollWidth <= innerWidth")
-    shown.open(curve_page.as_uri())
     assert shown.ask("document.documentElement.scrollWidth <= innerWidth")
     assert shown.problems == []
 

@@ -1,12 +1,30 @@
-"""Findings on a plant's images: severity, kind, text, remedy, and the files concerned."""
+"""Findings on a plant's images, and the rules that a package can register to make them.
+
+A rule is a function:
+
+    def check_cameras(images: CheckedImages) -> Iterator[Finding]:
+        cameras = {each.camera for each in images.facts}
+        if len(cameras) > 1:
+            text = f"the images come from {len(cameras)} cameras"
+            yield Finding("hint", "cameras", text, "see whether they are the line's")
+
+The package registers it:
+
+    [project.entry-points."edge_node.image_checks"]
+    cameras = "plant_extras:check_cameras"
+
+`edge-node check` and `join` show what it finds; a plant does not join with an error.
+"""
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from broker_config.protocol.errors import UsageError
+from trainer.data.checks.image_facts import ImageFacts
+from trainer.data.image_groups import Groups
 
 MAX_LISTED = 10  # files that a sentence names
 
@@ -25,6 +43,19 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
     remedy: str
     files: tuple[str, ...] = ()  # all that are concerned, the text names the first
+
+
+class CheckedImages(NamedTuple):
+    """The images of a plant as a rule sees them; at least one is for training."""
+
+    facts: Sequence[ImageFacts]
+    groups: Groups  # which of them belong together, by their positions
+    size: int  # width and height of the network's input, pixels
+    least: int  # images that a plant needs for training
+
+
+ImageCheck = Callable[[CheckedImages], Iterable[Finding]]
+"""A rule: it returns what it finds, nothing where all is well."""
 
 
 def format_items(items: Sequence[object], separator: str = ", ") -> str:

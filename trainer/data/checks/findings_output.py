@@ -16,7 +16,6 @@ from rich.text import Text
 from broker_config.protocol.errors import UsageError, replace_unprintable
 from broker_config.protocol.names import show_name
 from edge.inference.image_decoding import ImageError, annotated_tags, read_image
-from edge_node.extensions.learning_curve.learning_curve import LearningCurve
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
 from trainer.data.checks.image_checks import ImageReport
 from trainer.data.checks.image_facts import ImageFacts
@@ -43,12 +42,9 @@ class Summary(msgspec.Struct, frozen=True):
     proposed_pattern: str = ""  # for --group, if the names of files suggest groups
     proposed_groups: dict[str, str] = {}  # the group of a file, if names or times suggest one
     picture: str | None = None
-    learning_curve: LearningCurve | None = None
 
 
-def summarise(
-    report: ImageReport, picture: Path | None = None, curve: LearningCurve | None = None
-) -> Summary:
+def summarise(report: ImageReport, picture: Path | None = None) -> Summary:
     """What was found, class by class; `picture` is where it was drawn."""
     classes = []
     for name in sorted({each.class_name for each in report.facts}):
@@ -71,7 +67,6 @@ def summarise(
         pattern,
         {show_name(path): key for path, key in keys.items()},
         picture_or_none,
-        curve,
     )
 
 
@@ -138,21 +133,6 @@ def print_groups(report: ImageReport, table: Path, console: Console) -> None:
         f"images; if each shows one part, pass --group {given} to check and join"
     )
     console.print(Text(told), soft_wrap=True)
-
-
-def print_curve(curve: LearningCurve, console: Console) -> None:
-    """Print the learning curve: how many images of each class, how many are right,
-    and what follows.
-    """
-    drawn = Table(Column("images of each class", justify="right"), "right", "95 % interval")
-    for point in curve.points:
-        share = point.accuracy
-        drawn.add_row(
-            f"{point.images}", f"{share.value:.0%}", f"{share.low:.0%} to {share.high:.0%}"
-        )
-    console.print(drawn)
-    for line in curve.describe("--json"):
-        console.print(Text(line), soft_wrap=True)
 
 
 def _class_table(classes: Sequence[ClassSummary]) -> Table:

@@ -1,6 +1,7 @@
 """Rules on a plant's images.
 
-Each is one function, from facts (`folder_scan`, `image_facts`) to findings.
+Each is one function, from facts (`folder_scan`, `image_facts`) to findings. Those on decoded
+images are registered, and other packages add theirs.
 """
 
 import itertools
@@ -12,8 +13,17 @@ from typing import Any
 import numpy as np
 
 from broker_config.protocol.names import is_class_name, show_name
+from broker_config.registry import Registry
 from edge.inference.image_decoding import SUFFIXES, unused_factor
-from trainer.data.checks.findings import Finding, Severity, format_items, format_lines, format_paths
+from trainer.data.checks.findings import (
+    CheckedImages,
+    Finding,
+    ImageCheck,
+    Severity,
+    format_items,
+    format_lines,
+    format_paths,
+)
 from trainer.data.checks.image_facts import ImageFacts
 from trainer.data.folder_scan import Entry, FolderScan, is_held_out
 from trainer.data.image_groups import Groups
@@ -37,6 +47,21 @@ _OUTLIER = 5
 _MIN_DEVIATION = 50
 _MIN_TO_COMPARE = 8  # images of a class, below which it has no usual brightness
 _IMBALANCE = 5  # ratio of the largest class to the smallest
+
+IMAGE_CHECKS: Registry[ImageCheck] = Registry("image_checks")
+# What makes the accuracy too good, or training impossible, comes first among the findings of one
+# severity; rules of other packages come last.
+_ORDER = (
+    "look_alikes_across",
+    "count",
+    "classes",
+    "duplicates",
+    "sizes",
+    "depth",
+    "brightness",
+    "leaks",
+    "look_alikes",
+)
 
 Facts = Sequence[ImageFacts]
 Findings = Iterator[Finding]
@@ -230,23 +255,21 @@ def check_images(facts: Facts, size: int, groups: Groups, least: int = MIN_TO_TR
     """
     if all(each.held_out for each in facts):
         return  # that there is nothing to train with has been found already
-    yield from _check_look_alikes_across(facts, groups)
-    yield from _check_count(facts, groups, least)
-    yield from _check_classes(facts)
-    yield from _check_duplicates(facts)
-    yield from _check_sizes(facts, size)
-    yield from _check_depth(facts)
-    yield from _check_brightness(facts)
-    yield from _check_leaks(facts)
-    yield from _check_look_alikes(facts, groups)
+    images = CheckedImages(facts, groups, size, least)
+    ours = [name for name in _ORDER if name in IMAGE_CHECKS]
+    others = [name for name in IMAGE_CHECKS if name not in _ORDER]
+    for name in (*ours, *others):
+        yield from IMAGE_CHECKS[name](images)
 
 
 def _count_by_class(facts: Facts) -> Counter[str]:
     return Counter(sorted(each.class_name for each in facts))
 
 
-def _check_count(facts: Facts, groups: Groups, least: int) -> Findings:
+def check_count(images: CheckedImages) -> Findings:
     """Too few images to train, or to hold some out."""
+    facts = images.facts
+    groups = images.groups
     train = [each for each in facts if not each.held_out]
     counts = _count_by_class(train)
     pairs = {
@@ -254,7 +277,7 @@ def _check_count(facts: Facts, groups: Groups, least: int) -> Findings:
         for number, each in zip(groups.numbers.tolist(), facts, strict=True)
     }
     group_counts = Counter(sorted(name for _, name in pairs))
-    if len(train) < least:
+    if len(train) < images.least:
         yield Finding(
             "error",
             "too few",
@@ -284,10 +307,11 @@ def _check_count(facts: Facts, groups: Groups, least: int) -> Findings:
         )
 
 
-def _check_classes(facts: Facts) -> Findings:
+def check_classes(images: CheckedImages) -> Findings:
     """One class only, classes that only one side has,
     or far more images of one class than of another.
     """
+    facts = images.facts
     by_class = []
     for side in (False, True):
         by_class.append(_count_by_class([each for each in facts if each.held_out == side]))
@@ -336,8 +360,9 @@ def _check_classes(facts: Facts) -> Findings:
         )
 
 
-def _check_duplicates(facts: Facts) -> Findings:
+def check_duplicates(images: CheckedImages) -> Findings:
     """The same pixels twice: held out and among the training images, in two classes, or in one."""
+    facts = images.facts
     alike: dict[bytes, list[ImageFacts]] = defaultdict(list)
     for each in facts:
         alike[each.pixels].append(each)
@@ -383,8 +408,10 @@ def _paths(groups: Sequence[Facts]) -> list[list[Path]]:
     return paths
 
 
-def _check_look_alikes_across(facts: Facts, groups: Groups) -> Findings:
+def check_look_alikes_across(images: CheckedImages) -> Findings:
     """Groups with images on both sides: what is held out has been seen in training."""
+    facts = images.facts
+    groups = images.groups
     shown: list[tuple[float, int, int]] = []
     concerned: dict[Path, None] = {}
     judged: set[Path] = set()
@@ -422,8 +449,10 @@ def _check_look_alikes_across(facts: Facts, groups: Groups) -> Findings:
         )
 
 
-def _check_look_alikes(facts: Facts, groups: Groups) -> Findings:
+def check_look_alikes(images: CheckedImages) -> Findings:
     """Groups on one side: of look-alikes, or as the user says."""
+    facts = images.facts
+    groups = images.groups
     found = []
     for members in groups.members:
         if len({facts[p].held_out for p in members}) == 1:
@@ -457,8 +486,10 @@ def _format_group(facts: Facts, members: Sequence[int]) -> str:
     return " ~ ".join(names[:_SHOWN_OF_GROUP]) + more
 
 
-def _check_sizes(facts: Facts, size: int) -> Findings:
+def check_sizes(images: CheckedImages) -> Findings:
     """Images that lose something when they are brought to the network's size."""
+    facts = images.facts
+    size = images.size
     sizes = Counter(each.size for each in facts)
     sizes_text = format_items([f"{name} ({count})" for name, count in sizes.most_common()])
     small = [each for each in facts if size >= _UPSCALED * min(each.width, each.height)]
@@ -507,8 +538,9 @@ def _check_sizes(facts: Facts, size: int) -> Findings:
         )
 
 
-def _check_depth(facts: Facts) -> Findings:
+def check_depth(images: CheckedImages) -> Findings:
     """Images of 16 bits that leave the upper ones unused, as cameras of 12 or 14 bits save them."""
+    facts = images.facts
     deep = [each for each in facts if each.bits]
     bits = max((each.bits for each in deep), default=0)
     factor = unused_factor(bits)
@@ -524,8 +556,9 @@ def _check_depth(facts: Facts) -> Findings:
         )
 
 
-def _check_brightness(facts: Facts) -> Findings:
+def check_brightness(images: CheckedImages) -> Findings:
     """Images that show nothing, or that are far darker or brighter than the others."""
+    facts = images.facts
     empty = [
         each for each in facts if each.contrast < _FLAT or not _BLACK <= each.brightness <= _WHITE
     ]
@@ -577,8 +610,9 @@ def _usual(facts: Facts) -> tuple[float, float]:
     return median, max(_OUTLIER * deviation, _MIN_DEVIATION)
 
 
-def _check_leaks(facts: Facts) -> Findings:
+def check_leaks(images: CheckedImages) -> Findings:
     """Formats that occur in one class only: a network may learn them instead of the defect."""
+    facts = images.facts
     counts = _count_by_class(facts)
     for what, values in (
         ("file type", [each.format for each in facts]),

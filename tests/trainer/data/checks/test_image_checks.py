@@ -547,7 +547,6 @@ def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Pat
         "proposed_pattern": "",
         "proposed_groups": {},
         "picture": None,
-        "learning_curve": None,
     }
 
 

@@ -2,9 +2,7 @@
 and of what is behind its model.
 """
 
-import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,14 +10,15 @@ import msgspec
 import pytest
 
 from broker_config.storage.checksums import SUMS
+from edge_node.extensions.learning_curve.enough_images import trace_folder, trace_model
 from edge_node.extensions.learning_curve.learning_curve import LearningCurve
 from tests.support.plants import CLASSES, draw, here, load_images
 from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.methods import complete_options
+from trainer.models.weights_package import PACKAGE
 from trainer.training import personal_model
-from trainer.training.enough_images import trace_folder, trace_model
 
 
 def curve_of(folder: Path, test: Path | None = None, group: str | None = None) -> LearningCurve:
@@ -38,11 +37,9 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_tells_of_a_folder_alone_and_names_the_image_in_the_wrong_one_first(
     plant: Path,
 ) -> None:
-    told = here("check", plant, "--size", 32, "--learning-curve", "--json")
+    told = here("learning-curve", plant, "--size", 32, "--json")
     assert told.returncode == 0, told.stderr
-    curve = msgspec.json.decode(
-        json.dumps(json.loads(told.stdout)["learning_curve"]), type=LearningCurve
-    )
+    curve = msgspec.json.decode(told.stdout, type=LearningCurve)
     assert (curve.judged, curve.cross_validated, curve.others) == (21, True, 0)
     assert [(each.name, each.images) for each in curve.classes] == list(
         zip(CLASSES, (6, 8, 7), strict=True)
@@ -53,22 +50,36 @@ def test_the_command_tells_of_a_folder_alone_and_names_the_image_in_the_wrong_on
     assert first.label == CLASSES[1]
 
 
-def test_a_person_reads_the_same(plant: Path, tmp_path: Path) -> None:
-    told = here(
-        "check", plant, "--size", 32, "--learning-curve", "--picture", tmp_path / "sheet.png"
-    )
+def test_a_person_reads_the_same(plant: Path) -> None:
+    told = here("learning-curve", plant, "--size", 32)
     assert told.returncode == 0
     assert "images of each class" in told.stdout
     assert "of 21 images that it has not seen" in told.stdout
     assert "moved.png: labelled patches" in told.stdout
 
 
-def test_what_cannot_join_is_told_before_any_curve(tmp_path: Path) -> None:
+def test_there_is_no_curve_of_images_that_cannot_join(tmp_path: Path) -> None:
     plant = draw(tmp_path / "images", 3, 1)
     (plant / CLASSES[0] / "broken.png").write_bytes(b"no image")
-    told = here("check", plant, "--size", 32, "--learning-curve", "--json")
-    assert told.returncode == 1
-    assert json.loads(told.stdout)["learning_curve"] is None
+    told = here("learning-curve", plant, "--size", 32, "--json")
+    assert told.returncode == 2
+    assert told.stdout == ""
+    assert "broken.png" in told.stderr
+
+
+def test_the_option_that_a_check_once_had_names_the_command(plant: Path) -> None:
+    told = here("check", plant, "--learning-curve")
+    assert told.returncode == 2
+    assert "edge-node learning-curve" in told.stderr
+
+
+def test_without_the_package_of_weights_its_installation_is_named(
+    plant: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    told = here("learning-curve", plant)
+    assert told.returncode == 2
+    assert "pip install edge-node-weights" in told.stderr
 
 
 def test_held_out_images_judge_where_there_are_some(plant: Path, tmp_path: Path) -> None:
@@ -94,18 +105,10 @@ def test_too_few_images_for_a_curve_are_a_usage_error(
     classes: tuple[str, ...], each: int, tmp_path: Path
 ) -> None:
     plant = draw(tmp_path / "images", each, 1, classes)
-    told = here("check", plant, "--size", 32, "--learning-curve")
+    told = here("learning-curve", plant, "--size", 32)
     assert told.returncode == 2
     assert "no learning curve" in told.stderr
     assert "each of two classes" in told.stderr
-
-
-def test_a_check_without_a_curve_loads_no_torch() -> None:
-    code = (
-        "import sys; from trainer.data.checks import findings_output, image_checks; "
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +138,14 @@ def test_a_models_curve_is_of_its_encoder_and_the_others_sums_and_ends_where_the
     comparison = personal_model.load_metadata(models / "a").comparison
     assert comparison is not None
     assert curve.points[-1].accuracy.value == pytest.approx(comparison.together.accuracy)
+    told = here("learning-curve", models / "a", "--json")
+    assert msgspec.json.decode(told.stdout, type=LearningCurve) == curve
+
+
+def test_a_model_is_taken_as_it_is(models: Path) -> None:
+    told = here("learning-curve", models / "a", "--size", 32)
+    assert told.returncode == 2
+    assert "--size" in told.stderr
 
 
 def test_where_nothing_was_trained_or_held_out_each_image_is_left_out_in_its_turn(
@@ -162,6 +173,9 @@ def test_there_is_no_curve_of_images_that_trained_the_encoder_or_without_a_head_
     (other / SUMS).unlink()
     (other / "shared.safetensors").unlink()
     assert trace_model(other) is None
+    told = here("learning-curve", other)
+    assert told.returncode == 2
+    assert "no learning curve" in told.stderr
 
 
 def test_images_that_are_gone_or_have_changed_are_left_out(models: Path, tmp_path: Path) -> None:

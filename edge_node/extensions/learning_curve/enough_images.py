@@ -97,7 +97,7 @@ def trace_folder(
         ) from error
 
 
-def trace_model(folder: Path) -> LearningCurve | None:
+def trace_model(folder: Path, track: Track = iter) -> LearningCurve | None:
     """Return the learning curve behind a personal model with a head of statistics.
 
     It is of the model's encoder, with the other plants' sums, and of the images that still exist
@@ -132,7 +132,15 @@ def trace_model(folder: Path) -> LearningCurve | None:
     projected = dimensions if dimensions < FEATURES[metadata.model] else 0
     try:
         return _trace(
-            metadata.model, shared, metadata.preprocessing, train, test, classes, projected, others
+            metadata.model,
+            shared,
+            metadata.preprocessing,
+            train,
+            test,
+            classes,
+            projected,
+            others,
+            track,
         )
     except ValueError:
         return None
@@ -178,7 +186,7 @@ def _trace(
     classes: Sequence[str],
     dimensions: int,
     others: Sums | None,
-    track: Track = iter,
+    track: Track,
 ) -> LearningCurve:
     """The curve on held-out images or, without any, by cross-validation;
     doubts are of all images.
