@@ -30,8 +30,12 @@ def options(command: Any) -> list[Any]:
 MANY = [(words, command) for words, command in commands() if len(options(command)) > FEW]
 
 
-def test_the_table_names_each_command_once() -> None:
-    assert sorted(" ".join(COMMANDS.values()).split()) == sorted(ROOT.commands)
+def test_each_command_stands_in_the_table_once_or_names_a_panel_of_it_itself() -> None:
+    named = " ".join(COMMANDS.values()).split()
+    assert len(named) == len(set(named))
+    assert set(named) <= set(ROOT.commands)
+    panels = {command.rich_help_panel for command in ROOT.commands.values()}
+    assert panels == {*COMMANDS}
 
 
 @pytest.mark.parametrize(("words", "command"), [*commands()])
