@@ -1,9 +1,9 @@
 """Digests to which one-time secrets are bound: of everything that determines the bytes that leave.
 
-The rule, for masks, noise, keys, entries of a privacy account and audits that have passed: none
-follows from a name (a run, a round) alone. Each also follows from the digest of the spec: method,
-options, tensors, scales. Noise also follows from the round, the images and the tensors that the
-round starts from. So a secret that hides one thing never hides another.
+The rule, for masks, noise, keys, entries of a privacy account and plant checks that have passed:
+none follows from a name (a run, a round) alone. Each also follows from the digest of the spec:
+method, options, tensors, scales. Noise also follows from the round, the images and the tensors that
+the round starts from. So a secret that hides one thing never hides another.
 """
 
 import hashlib

@@ -11,14 +11,12 @@ _ONE_ADMINISTRATOR = (
     "leave it out: a federation has one administrator, whose folder stays with a backup"
 )
 
-# Name -> remedy. An option that other commands still have stands behind its command: "audit
-# --seed".
+# Name -> remedy. An option that other commands still have stands behind its command: "simulate
+# --evaluate-every".
 RETIRED_OPTIONS = {
     "provision --as": _ONE_ADMINISTRATOR,
     "provision --administrator": _ONE_ADMINISTRATOR,
     "provision --register": _ONE_ADMINISTRATOR,
-    "audit --seed": "leave it out: the attacks of every audit draw from the same seed",
-    "audit --wait": "leave it out: an audit waits ten minutes for a coordinator",
     "--student": (
         "leave it out: an encoder that changes no verdict is left out without it, and --int8 "
         "is faster"

@@ -15,7 +15,7 @@ COMMANDS = {
     "Whoever runs a federation": (
         "provision broker coordinate console rounds pause resume drop abort"
     ),
-    "A plant that takes part": "request check audit preview join refit report export",
+    "A plant that takes part": "request check preview join refit report export",
     "On the line": "serve infer bundle install-service",
     "Setting up and looking after": "user doctor status record card verify",
     "The sensors of one line": "vfl",

@@ -1,6 +1,4 @@
-"""Commands of a plant: `check`, `audit`, `join`, `preview`, `refit`, `report`,
-`export`.
-"""
+"""Commands of a plant: `check`, `join`, `preview`, `refit`, `report`, `export`."""
 
 import json
 import platform
@@ -39,12 +37,10 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     from broker_config.mqtt.client import Endpoint
-    from edge_node.extensions.audit.audit import Audited
     from trainer.progress import Report
 
 app = typer.Typer()
 
-_STOPPED = "stopped"
 _STOPPED_NODE = "stopped; the same command goes on"
 
 Alias = Annotated[
@@ -175,8 +171,8 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
                 "class here; nodes=3, that close a round. masked=3: nobody reads what it "
                 "contributes but in sums of three or more, which takes four nodes. Where a "
                 "federation is private: epsilon=3, that it may spend of these images at "
-                "most. counts=0.9, membership=0.2, pictures=0.1: how much of these attacks may "
-                "tell, in an audit that comes first."
+                "most. Extensions know more names: one that nobody knows is refused with all that "
+                "are known."
             ),
         ),
         Panel.LEAVES,
@@ -335,106 +331,6 @@ def preview(
         raise typer.Exit(130)
     if not output.as_json:
         print(f"preview: {file}\nnext: edge-node join, once the coordinator runs the federation")
-
-
-class AuditOptions(Struct, frozen=True, kw_only=True):
-    """The images that an audit attacks what is made of, and where its page goes."""
-
-    data: Annotated[
-        Path,
-        typer.Option(help="Folder of labelled images: one folder a class.", show_default=False),
-    ]
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            help=(
-                "State folder of a node: attack what it has sent last, instead of what it "
-                "would send."
-            )
-        ),
-    ] = None
-    out: Annotated[Path, typer.Option(help="HTML file for the page with pictures.")] = Path(
-        "edge-node-audit.html"
-    )
-    federation: Annotated[
-        str | None, typer.Option(help="Name of the federation, if the broker has several.")
-    ] = None
-    test: Annotated[
-        Path | None,
-        typer.Option(help="Folder of held-out images, as given to join; for --state."),
-        Panel.IMAGES,
-    ] = None
-    group: Group = None
-    alias: Alias = []
-    thorough: Annotated[
-        bool,
-        typer.Option(
-            "--thorough",
-            help="Make all steps of the search for images by an update: tens of minutes.",
-        ),
-    ] = False
-    config: Config = None
-
-
-@app.command(epilog="Example: edge-node audit mqtt://broker.local --data images/")
-@take_options
-def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -> None:
-    """Attack, with this plant's own images, what a federation would make it send.
-
-    Nothing leaves the plant.
-
-    Tells how much of counts, membership and pictures of images a curious coordinator gets: as the
-    federation works, and as it would with --secure-aggregation or --privacy (epsilon 3). Its
-    coordinator must be there. Takes about two minutes.
-    """
-    from rich.console import Console
-
-    from broker_config.storage.disk import check_file_writable
-    from trainer import progress
-    from trainer.federation.client.plant_images import PlantImages
-
-    if options.state and (broker.broker or broker.kit):
-        raise UsageError(
-            "--state audits what a node has sent, which needs no broker",
-            "leave out the broker, or leave out --state",
-        )
-    if not (options.state or broker.broker or broker.kit):
-        raise UsageError(
-            "there is nothing to audit",
-            "name a federation's broker, or a node that has joined one: --state FOLDER",
-        )
-    check_file_writable(options.out)
-    aliases = parse_pairs(options.alias, "--alias", "{}=scratches")
-    found = PlantImages.find(options.data, options.test, options.group, aliases)
-    stop = stop_on_signals(_STOPPED)
-    with output.reporter() as report:
-        report(progress.Step(what="loading torch, which takes seconds"))
-        from edge_node.extensions.audit import audit_page
-        from edge_node.extensions.audit.federation_audit import audit_federation, audit_sent
-
-        if options.state:
-            audited: Audited | None = audit_sent(
-                options.state, found, report, is_thorough=options.thorough, stop=stop
-            )
-        else:
-            endpoint = broker.node_endpoint()
-            audited = audit_federation(
-                endpoint,
-                found,
-                reconcile_with_kit(options.federation, endpoint, "federation"),
-                report,
-                is_thorough=options.thorough,
-                stop=stop,
-            )
-        if audited:
-            audit_page.write(audited, options.out)
-            report(progress.Result(result=audit_page.to_result(audited.audit, options.out)))
-    if audited is None:
-        print(_STOPPED, file=sys.stderr)
-        raise typer.Exit(130)
-    if not output.as_json:
-        audit_page.print_table(audited.audit, Console())
-        print(f"page: {options.out}")
 
 
 def _open_node(broker: BrokerOptions, node: NodeOptions) -> "tuple[Endpoint, str]":

@@ -1,5 +1,5 @@
-"""docs/security.md: each claim names a test that there is,
-and what it says of files and parameters is so.
+"""docs/security.md and docs/audit.md: each claim names a test that there is,
+and what they say of files and parameters is so.
 """
 
 import ast
@@ -11,7 +11,8 @@ from broker_config.security import kit
 from tests.support.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
-NAMED = re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", PAGE)
+CLAIMS = PAGE + (REPOSITORY / "docs" / "audit.md").read_text()
+NAMED = re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", CLAIMS)
 
 
 def defined_in(file: str) -> set[str]:
@@ -31,7 +32,7 @@ def test_every_row_of_the_threat_model_names_its_tests() -> None:
         for row in rows
         if len(re.split(r" \| ", row)) != 5 or "::" not in row.rpartition(" | ")[2]
     ] == []
-    assert len(NAMED) == PAGE.count("::")
+    assert len(NAMED) == CLAIMS.count("::")
 
 
 @pytest.mark.parametrize("file", sorted({file for file, _ in NAMED}))
@@ -40,10 +41,10 @@ def test_every_test_that_is_named_exists(file: str) -> None:
 
 
 def test_the_files_that_it_speaks_of_exist() -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", PAGE):
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", CLAIMS):
         assert (REPOSITORY / "docs" / link).exists(), link
     for path in re.findall(
-        r"`((?:trainer|benchmarks|docs|edge|broker_config)/[\w/.]+\.\w+)`", PAGE
+        r"`((?:trainer|benchmarks|docs|edge|broker_config)/[\w/.]+\.\w+)`", CLAIMS
     ):
         assert (REPOSITORY / path).exists(), path
     assert "(docs/security.md)" in (REPOSITORY / "SECURITY.md").read_text()

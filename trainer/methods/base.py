@@ -22,11 +22,9 @@ from trainer.models.named_tensors import Arrays, is_frozen, select, without_froz
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from edge_node.extensions.audit.exposure import Found
-    from edge_node.extensions.audit.observation import Observation
-    from edge_node.extensions.audit.parts import Parts
     from trainer.data.training_set import TrainingSet
     from trainer.models.network import Network, Tensors
+    from trainer.privacy.patch_protection import SentPatches
     from trainer.statistics.private_sums import Normal
 
 Metrics = dict[str, float]
@@ -177,10 +175,9 @@ class Relay(NamedTuple):
     protection: str
     # A node's demands on that protection that are not met, in words; empty if all are: (option ->
     # value) -> words.
-    unmet_demands: Callable[[Mapping[str, str]], str]
-    # What whoever sees it could tell of a plant's images: (what the coordinator has, the images,
-    # seed) -> findings.
-    attack: Callable[[Observation, Parts, int], Found]
+    unmet_demands: Callable[[Mapping[str, object]], str]
+    # How patches of maps are made, if these are what it sends: so attacks on them can be tried.
+    patches: SentPatches | None
 
 
 class Statistics(NamedTuple):

@@ -47,7 +47,7 @@ class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         given = {"mix": mix, "noise": self.noise, "levels": self.levels}
         return ", ".join(f"{name}={value:g}" for name, value in given.items() if value)
 
-    def unmet_demands(self, demanded: Mapping[str, str]) -> str:
+    def unmet_demands(self, demanded: Mapping[str, object]) -> str:
         """The demands of a node that are not met, as text; empty if all are.
 
         UsageError for invalid demands.
@@ -66,6 +66,14 @@ class Protection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and not 0 < self.levels <= wanted.levels,
         }
         return ", ".join(words for words, is_so in unmet.items() if is_so)
+
+
+class SentPatches(NamedTuple):
+    """How the patches in a node's contribution are made."""
+
+    protection: Protection
+    side: int  # of a patch, in cells of the maps
+    quota: int  # in a contribution
 
 
 class ChannelStatistics(NamedTuple):

@@ -26,7 +26,7 @@ _remembered: ContextVar[dict[bytes, np.ndarray] | None] = ContextVar("features",
 def remembering_features() -> Iterator[None]:
     """Compute the features of each set of images but once while the block runs.
 
-    An audit asks for those of the same images in each mode of a federation.
+    Whoever tries a federation in several modes asks for those of the same images in each.
     """
     token = _remembered.set({})
     try:

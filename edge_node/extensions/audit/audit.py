@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
-from edge_node.extensions.audit import model_attacks, sum_attacks
+from edge_node.extensions.audit import model_attacks, patch_attacks, sum_attacks
 from edge_node.extensions.audit.contributions import (
     audited_rounds,
     count_others,
@@ -172,9 +172,12 @@ def attack(
             _Steps(report, stop, mode, "attacking sums of features")
             found.append(sum_attacks.attack(seen, method.statistics, parts, seed))
             continue
-        if method.relay:
+        if method.relay and method.relay.patches:
             _Steps(report, stop, mode, "attacking patches")
-            found.append(method.relay.attack(seen, parts, seed))
+            found.append(patch_attacks.attack(seen, parts, method.relay.patches, seed))
+        elif method.relay:
+            note = "no attack on what nodes see of one another was tried: it is not patches of maps"
+            found.append(Found((), notes=(note,)))
         if spec.sends and method.only_mean:
             found.append(
                 Found(

@@ -235,6 +235,13 @@ def check_exposure(
     most = {what: share for what, share in most.items() if share < 1}
     if not most or not audited_rounds(spec):
         return  # it allows everything, or nothing leaves it
+    relay = make(spec.method, spec.training, spec.options, spec.head, spec.privacy).relay
+    if relay and not relay.patches:
+        raise UsageError(
+            "what this node demands cannot be checked: there is no attack on what nodes of "
+            f"federation {spec.federation!r} see of one another",
+            f"leave out --demand {', '.join(most)}",
+        )
     report(progress.Step(what="auditing the federation with this plant's images, as it demands"))
     audited = audit(
         spec, images, report, only_actual=True, is_thorough=True, stop=stop, first=first

@@ -17,7 +17,7 @@ from edge_node.extensions.audit.observation import Observation
 from edge_node.extensions.audit.parts import Parts
 from trainer.data.class_folders import LabelledImages
 from trainer.data.training_set import TrainingSet
-from trainer.privacy.patch_protection import Floats, Protection
+from trainer.privacy.patch_protection import Floats, Protection, SentPatches
 from trainer.seeding import generator
 
 _LOOKED_FOR = 64  # patches behind which images are looked for
@@ -25,17 +25,16 @@ _EPOCHS = 30
 _SHOWN = 8
 
 
-def attack(
-    seen: Observation, parts: Parts, protection: Protection, side: int, quota: int, seed: int
-) -> Found:
-    """Attack the patches, `quota` of `side` x `side` cells, that a plant sends of its images."""
+def attack(seen: Observation, parts: Parts, patches: SentPatches, seed: int) -> Found:
+    """Attack the patches that a plant sends of its images."""
+    protection = patches.protection
     if not len(parts.known.labels):
         return Found(
             (), notes=("patches: too few images are held out for an attacker to learn of",)
         )
-    sent, unsent, known = (_plant(seen, images, side) for images in parts)
+    sent, unsent, known = (_plant(seen, images, patches.side) for images in parts)
     random = generator(seed, "patches")
-    made = inversion.items(sent, quota, protection, random)
+    made = inversion.items(sent, patches.quota, protection, random)
     if not len(made.patches):
         return Found(
             (),

@@ -7,7 +7,6 @@ from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,11 +29,7 @@ from trainer.methods.base import (
 from trainer.methods.fedavg import fedavg
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select
-
-if TYPE_CHECKING:
-    from edge_node.extensions.audit.exposure import Found
-    from edge_node.extensions.audit.observation import Observation
-    from edge_node.extensions.audit.parts import Parts
+from trainer.privacy.patch_protection import SentPatches
 
 # of patches in a contribution or broadcast: the coordinator holds those of all nodes in memory
 _MAX_BYTES = 1 << 26
@@ -62,17 +57,11 @@ def fedtfi(training: Training, options: Options) -> Method:
             merge=patch_bank.merge,
             protection=options.active,
             unmet_demands=options.unmet_demands,
-            attack=lambda seen, parts, seed: _attack(options, seen, parts, seed),
+            patches=SentPatches(options, options.mask, options.quota),
         ),
         metrics=(CLASSIFICATION_LOSS, *triplet_loss, losses.PATCHED),
         notice=_notice,
     )
-
-
-def _attack(options: Options, seen: Observation, parts: Parts, seed: int) -> Found:
-    from edge_node.extensions.audit.patch_attacks import attack  # noqa: PLC0415  (imports torch)
-
-    return attack(seen, parts, options, options.mask, options.quota, seed)
 
 
 def _init_server(

@@ -52,7 +52,6 @@ def test_a_retired_command_is_gone_and_whoever_types_it_is_told_what_to_do(name:
 
 
 def test_an_option_that_only_another_command_has_lost_is_let_through() -> None:
-    refuse_retired(["join", "--wait", "5", "--seed=1"])
     refuse_retired(["doctor", "--as", "plant-a"])
     refuse_retired([])
 
@@ -61,14 +60,14 @@ def test_the_command_line_the_environment_and_a_file_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = here("provision", "steel", "--as", "boris")
-    (tmp_path / "audit.toml").write_text("seed = 3\n")
-    read = here("audit", "--config", tmp_path / "audit.toml")
-    monkeypatch.setenv("EDGE_NODE_AUDIT_SEED", "3")
-    inherited = here("audit")
+    (tmp_path / "coordinate.toml").write_text("min-wait = 3\n")
+    read = here("coordinate", "--config", tmp_path / "coordinate.toml")
+    monkeypatch.setenv("EDGE_NODE_COORDINATE_MIN_WAIT", "3")
+    inherited = here("coordinate")
     expected = [
         ("--as", "provision --as"),
-        ("seed", "audit --seed"),
-        ("EDGE_NODE_AUDIT_SEED", "audit --seed"),
+        ("min-wait", "coordinate --min-wait"),
+        ("EDGE_NODE_COORDINATE_MIN_WAIT", "coordinate --min-wait"),
     ]
     for done, (name, retired) in zip((typed, read, inherited), expected, strict=True):
         assert done.returncode == 2

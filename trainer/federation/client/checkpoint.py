@@ -37,7 +37,6 @@ _SPEC = "spec.json"
 ALIASES = "aliases.json"
 # an older copy of one file must not have its masks hide another contribution
 _MASKS = ("masks.json", "masks-copy.json")
-_AUDITED = "audited.json"
 _RECORDS = "progress-*.json"
 _STATES = "state-*.safetensors*"
 
@@ -346,17 +345,17 @@ def save_masks(folder: Path, record: MaskRecord) -> None:
     _write_copies(folder, _MASKS, record)
 
 
-def has_passed(folder: Path, audited: str) -> bool:
-    """Whether an audit of this digest has found what the node demands."""
+def has_passed(folder: Path, file: str, digest: str) -> bool:
+    """Return whether `file` says that what the node demands was met, with this digest."""
     try:
-        return _read(folder / _AUDITED, str) == audited
+        return _read(folder / file, str) == digest
     except EdgeNodeError:
         return False
 
 
-def save_passed(folder: Path, audited: str) -> None:
-    """Write down the digest of an audit that has found what the node demands."""
-    _write(folder / _AUDITED, audited)
+def save_passed(folder: Path, file: str, digest: str) -> None:
+    """Write to `file` the digest with which what the node demands was met."""
+    _write(folder / file, digest)
 
 
 def load_aliases(folder: Path) -> dict[str, str]:

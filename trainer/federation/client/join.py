@@ -6,14 +6,11 @@ Itself without torch.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from broker_config.mqtt.client import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
-from broker_config.security.one_time import bind, digest_spec
 from broker_config.storage import disk
 from edge.inference import native_memory
 from edge.terminal.formatting import pluralize
@@ -21,20 +18,10 @@ from trainer import progress
 from trainer.data.checks import rules
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation import combinations
-from trainer.federation.client import checkpoint, privacy_file
-from trainer.federation.client.demands import (
-    Demands,
-    check_exposure_demands,
-    check_images,
-    check_spec,
-)
+from trainer.federation.client import privacy_file
 from trainer.federation.client.discovery import discover
-from trainer.federation.client.plant_images import (
-    PlantImages,
-    digest_groups,
-    digest_images,
-    suited_hold_out,
-)
+from trainer.federation.client.plant_checks import check_images, read_demands
+from trainer.federation.client.plant_images import PlantImages, suited_hold_out
 from trainer.federation.client.session_state import NewRunError
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
@@ -75,11 +62,8 @@ def join(
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
-        demands: what must at least hide images where others see pieces of them: noise, levels, mix;
-            where they see sums: images of each class that the plant has, nodes whose sums are
-            added; epsilon, that a private federation may spend of the images at most, with all that
-            was spent before; counts, membership, pictures: the share of each that attacks on the
-            plant's images may tell.
+        demands: what the plant demands, by names that registered checks understand
+            (`plant_checks.py`).
         wait: seconds to wait for a coordinator.
         report: shows progress.
         group: which images train or are held out together beside look-alikes, as `read_keys` takes
@@ -99,7 +83,7 @@ def join(
 
     native_memory.share_heap()
     topics.check_node(name)
-    check_exposure_demands(demands)
+    checks = read_demands(demands)
     disk.check_writable(state)
     # What is wrong with the folders should be said before anybody waits for a coordinator.
     found = PlantImages.find(folder, test, group, aliases) if folder else None
@@ -121,7 +105,8 @@ def join(
     figures = combinations.of_spec(spec, method, {})
     figures = figures._replace(telemetry=telemetry, preview=preview)
     combinations.check(figures, combinations.FIGURES)
-    wanted = check_spec(demands, spec, method)
+    for check in checks.values():
+        check.check_spec(spec, method)
     images = Images.none(spec.preprocessing.size)
     if found is not None:
         least = 1 if federated.finished and spec.statistics else rules.MIN_TO_TRAIN
@@ -134,10 +119,9 @@ def join(
             hold_out=suited_hold_out(spec, method),
             least=least,
         )
-    if not federated.finished:
-        check_images(wanted, images.train, spec)
-        if wanted.exposure and not _meets(wanted, spec, images, state, report, stop):
-            return None
+    is_over = federated.finished
+    if not is_over and not check_images(checks, spec, images, state, report, stop):
+        return None
     classes = sorted({spec.classes[label] for label in images.train.labels})
     given = f"{_format_count(images.train)} images of {', '.join(classes)}, "
     held_out = (
@@ -189,9 +173,8 @@ def join(
             report=report,
             stop=stop,
             preview=preview,
-            most_epsilon=wanted.epsilon,
-            exposure=wanted.exposure,
-            was_over=federated.finished,
+            checks=checks,
+            was_over=is_over,
         )
     except NewRunError as error:
         notify(f"{error.what}: joining that")
@@ -213,41 +196,6 @@ def join(
         stop=stop,
         preview=preview,
     )
-
-
-def _meets(
-    wanted: Demands,
-    spec: Spec,
-    images: Images,
-    state: Path,
-    report: progress.Report,
-    stop: Callable[[], bool],
-) -> bool:
-    """Audit the federation as the plant demands; False when `stop` said so.
-
-    UsageError if it tells too much.
-
-    What has passed is written down, so that a restarted node need not wait again.
-    """
-    report(progress.Step(what="loading torch, which takes seconds"))
-    from edge_node.extensions.audit.federation_audit import (  # noqa: PLC0415
-        check_exposure,
-        digest_first,
-    )
-    from trainer.progress.long_work import Stopped  # noqa: PLC0415
-
-    demanded = msgspec.json.encode(sorted(wanted.exposure.items()))
-    taken = (digest_images(images.train), digest_groups(images.train))
-    digest = bind("audit", digest_spec(spec), demanded, *taken, digest_first(spec))
-    if checkpoint.has_passed(state, digest):
-        return True
-
-    try:
-        check_exposure(spec, images, wanted.exposure, report, stop)
-    except Stopped:
-        return False
-    checkpoint.save_passed(state, digest)
-    return True
 
 
 def _describe_choice(spec: Spec) -> str:

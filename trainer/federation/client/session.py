@@ -11,7 +11,6 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import inf
 from pathlib import Path
 
 import msgspec
@@ -33,13 +32,13 @@ from broker_config.security.message_encryption import NodeEncryption
 from broker_config.security.signing import ForgedError
 from broker_config.storage.disk import lock_folder
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
-from edge_node.extensions.audit.exposure import What
 from trainer import progress as events
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint, session_events
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.masked_contributions import MaskedContributions
+from trainer.federation.client.plant_checks import PlantCheck
 from trainer.federation.client.session_events import (
     Answer,
     Begun,
@@ -78,8 +77,7 @@ def take_part(
     report: events.Report,
     stop: Callable[[], bool],
     preview: bool = False,
-    most_epsilon: float = inf,
-    exposure: Mapping[What, float] = {},
+    checks: Mapping[str, PlantCheck] = {},
     was_over: bool = False,
 ) -> Path | None:
     """Take part in a federation to its end.
@@ -90,9 +88,8 @@ def take_part(
     run no node makes one; the coordinator hears what each encoder costs, and any other node waits
     for the next run, which NewRunError tells.
 
-    Of its images a private federation spends no more than `most_epsilon`, with what was spent
-    before. What it sends may tell no more of them than `exposure` says, by attacks that are tried
-    with the encoder that it begins with.
+    Its `checks` say how much of its images a private federation may spend, and look at the tensors
+    that it begins with before anything of its images leaves.
 
     A node for which the run `was_over` contributes nothing: NewRunError says if it goes on.
 
@@ -114,8 +111,7 @@ def take_part(
             telemetry,
             report,
             preview,
-            most_epsilon,
-            exposure,
+            checks,
             was_over,
         )
         try:
@@ -142,8 +138,7 @@ class _Node:
         telemetry: bool,
         report: events.Report,
         preview: bool,
-        most_epsilon: float,
-        exposure: Mapping[What, float],
+        checks: Mapping[str, PlantCheck],
         was_over: bool,
     ):
         self._spec = spec
@@ -166,8 +161,7 @@ class _Node:
             folder,
             self._inbox,
             previews=previews,
-            most_epsilon=most_epsilon,
-            exposure=exposure,
+            checks=checks,
         )
         self._masked: MaskedContributions | None = None
         if spec.mask_threshold:

@@ -18,12 +18,11 @@ from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import checksums, disk
 from broker_config.transfer.blob_transfer import BlobStore
 from edge.inference import native_memory
-from edge_node.extensions.audit.exposure import What
-from edge_node.extensions.audit.federation_audit import check_begin
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.plant_checks import PlantCheck
 from trainer.federation.client.plant_images import digest_images
 from trainer.federation.client.privacy_file import check_account, open_account
 from trainer.federation.client.received_delta import apply_delta
@@ -62,9 +61,7 @@ class Worker:
         folder: the node's state folder.
         inbox: receives Contributed, Refined, Deployed or Failed, and how far long work is.
         previews: whether the node wants to know what joining would give, and no model.
-        most_epsilon: that a private federation may spend of its images, with all that was spent
-            before.
-        exposure: how much attacks may tell of the images, and of what.
+        checks: what the plant demands, by the names under which its checks are registered.
 
     Raises:
         EdgeNodeError: the state in `folder` is damaged.
@@ -79,11 +76,10 @@ class Worker:
         inbox: queue.Queue[object],
         *,
         previews: bool = False,
-        most_epsilon: float = inf,
-        exposure: Mapping[What, float] = {},
+        checks: Mapping[str, PlantCheck] = {},
     ):
         self._images = images
-        self._exposure = exposure
+        self._checks = checks
         self._finish = self._preview if previews else self._deploy
         self._spec = spec
         self._name = name
@@ -97,6 +93,7 @@ class Worker:
         account = None
         relay = make(spec.method, spec.training, spec.options, spec.head, spec.privacy).relay
         if spec.privacy or (relay and relay.protection):
+            most_epsilon = min((each.most_epsilon for each in checks.values()), default=inf)
             secret, account = open_account(folder, most_epsilon)
         self._participant = Participant(spec, name, images, secret=secret, account=account)
         self.method = self._participant.method
@@ -242,16 +239,16 @@ class Worker:
         past = self.progress
         if past is None:  # afterwards the digest of the spec stands for its scales
             check_scales(self._spec, broadcast, manifest.round)
-        check_begin(
-            self._spec,
-            self._images,
-            self._exposure,
-            broadcast,
-            manifest.round,
-            self._stopping.is_set,
-            is_newcomer=past is None,
-        )
-        self._exposure = {}  # nobody need try the same attacks again
+        for check in self._checks.values():
+            check.check_begin(
+                self._spec,
+                self._images,
+                broadcast,
+                manifest.round,
+                self._stopping.is_set,
+                is_newcomer=past is None,
+            )
+        self._checks = {}  # later broadcasts are what training makes of this one
         given = None if past else broadcast
         self.alone.begin(given)
         before = self._load(past) if past else self._participant.start(broadcast)

@@ -7,6 +7,7 @@ import pytest
 from edge_node.extensions.audit.contributions import observe
 from edge_node.extensions.audit.exposure import Exposure, What
 from edge_node.extensions.audit.parts import Parts
+from edge_node.extensions.audit.patch_attacks import attack
 from tests.support.audited_plant import striped
 from tests.support.plants import CLASSES
 from trainer.federation.server.spec import Request, draft
@@ -26,7 +27,8 @@ def exposures(**options: object) -> dict[What, Exposure]:
     (seen,) = observe(spec, broadcast, parts.sent, 0, lambda: None)
     relay = make(spec.method, spec.training, spec.options).relay
     assert relay is not None
-    return {each.what: each for each in relay.attack(seen, parts, 0).exposures}
+    assert relay.patches is not None
+    return {each.what: each for each in attack(seen, parts, relay.patches, 0).exposures}
 
 
 def test_patches_as_they_are_bear_their_classes_and_give_their_images_away() -> None:

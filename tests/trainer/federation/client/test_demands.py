@@ -15,8 +15,8 @@ from tests.support.plants import CLASSES, draw
 from trainer import progress
 from trainer.federation.client import discovery
 from trainer.federation.client import join as joining
-from trainer.federation.client.demands import check_spec
 from trainer.federation.client.join import join
+from trainer.federation.client.plant_checks import read_demands
 from trainer.federation.client.privacy_file import open_account
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
@@ -32,9 +32,11 @@ def drafted(**privacy: str) -> Spec:
 
 
 def checked(spec: Spec, **demanded: str) -> float:
-    return check_spec(
-        demanded, spec, make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
-    ).epsilon
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+    checks = read_demands(demanded)
+    for check in checks.values():
+        check.check_spec(spec, method)
+    return min(check.most_epsilon for check in checks.values())
 
 
 def test_an_epsilon_that_a_federation_keeps_is_met_and_bounds_what_is_spent() -> None:

@@ -17,11 +17,11 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest, TensorSpec
 from broker_config.storage import disk
-from edge_node.extensions.audit import federation_audit
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, load_images
 from tests.support.waiting import heard
 from trainer.federation.client import checkpoint
+from trainer.federation.client.plant_checks import PlantCheck
 from trainer.federation.client.session_events import (
     Begun,
     Contributed,
@@ -201,56 +201,31 @@ def test_a_node_contributes_nothing_in_steps_that_do_not_follow_from_what_it_beg
     assert worker.progress is None
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "round_"),
-    [
-        ("gaussian", "encoder.features.0.weight", 1),
-        ("fedavg", "encoder.features.0.weight", 1),
-        ("fedavg", "classifier.weight", 1),
-        ("fedavg", "encoder.features.0.weight", 3),
-    ],
-)
-@pytest.mark.parametrize("is_other", [True, False])
-def test_an_audit_is_made_again_where_the_federation_begins_with_another_model(
-    method: str,
-    name: str,
-    round_: int,
-    is_other: bool,
-    images: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+class ManyRounds(PlantCheck, frozen=True):
+    """A made-up check that finds fault with every round."""
+
+    patience: int = 0
+
+    def check_begin(self, spec: Any, images: Any, broadcast: Any, round_: int, *_: Any, **__: Any):
+        assert len(images.train.labels) == 6
+        assert broadcast.keys() >= spec.tensors.keys()
+        raise UsageError(f"round {round_} begins with what this plant does not want", "stay out")
+
+
+def test_a_check_sees_what_a_round_begins_with_before_anything_leaves(
+    images: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The audit before joining knew no broadcast, and made one with weights of its own."""
-    spec, broadcast = draft(
-        Request(method, model="small", weights="none", size=32, seed=7),
-        federation="steel",
-        classes=CLASSES,
-        nodes=2,
-    )
-    if is_other:
-        broadcast = {**broadcast, name: -broadcast[name]}
-
-    def refuse(_: Any, plant: Any, most: Any, *others: Any) -> None:
-        assert len(plant.train.labels) == 6
-        assert most == {"counts": 0.5}
-        assert np.array_equal(others[-1][name], broadcast[name])
-        raise UsageError("it tells too much", "stay out")
-
-    monkeypatch.setattr(federation_audit, "check_exposure", refuse)
+    request = Request("fedavg", model="small", weights="none", size=32, seed=7)
+    spec, broadcast = draft(request, federation="steel", classes=CLASSES, nodes=2)
     inbox: queue.Queue[object] = queue.Queue()
-    worker = Worker(
-        spec,
-        NAME,
-        load_images(spec, images[NAME]),
-        tmp_path / "state",
-        inbox,
-        exposure={"counts": 0.5},
-    )
+    checks = {"made-up": ManyRounds()}
+    plant = load_images(spec, images[NAME])
+    worker = Worker(spec, NAME, plant, tmp_path / "state", inbox, checks=checks)
     digest, size = worker.store.put(encode_tensors(broadcast))
     manifest = Manifest(
         federation="steel",
         run=spec.run,
-        round=round_,
+        round=3,
         node="coordinator",
         digest=digest,
         size=size,
@@ -259,9 +234,9 @@ def test_an_audit_is_made_again_where_the_federation_begins_with_another_model(
     worker.train(manifest, counted=False)
     told = inbox.get(timeout=60)
     worker.close()
-    assert isinstance(told, Failed if is_other else Contributed), told
-    assert (isinstance(told, Failed) and "too much" in str(told.error)) == is_other
-    assert (worker.progress is None) == is_other
+    assert isinstance(told, Failed)
+    assert "round 3" in str(told.error)
+    assert worker.progress is None
 
 
 @pytest.mark.parametrize("method", ["gaussian", "afedcl_plus"])
