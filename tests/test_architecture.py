@@ -477,7 +477,8 @@ def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
 ROLES = {
     "__init__", "announcements", "checkpoint", "commands", "connection", "coordinator",
     "discovery", "events", "folder", "join", "journal", "messages", "mqtt", "options",
-    "round_state", "session", "session_state", "simulation", "sink", "source", "spec", "status", "topics",
+    "round_state", "session", "session_state", "simulation", "sink", "source", "spec",
+    "status", "topics",
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from trainer.federation.server.coordinator.effects import (
     Unreadable,
 )
 from trainer.federation.server.coordinator.masking_state import Facts, Masking
-from trainer.federation.server.coordinator.process import (
+from trainer.federation.server.coordinator import (
     events,
     masking_machine,
     masking_state,
