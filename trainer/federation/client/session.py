@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -125,6 +126,10 @@ def take_part(
                 shutil.rmtree(folder)
 
 
+Performers = Mapping[type[Effect], Callable[[Any], Answer | None]]
+"""What performs an effect, by its type; an answer is the next event."""
+
+
 class _Node:
     """The shell around the session's state machine."""
 
@@ -206,6 +211,33 @@ class _Node:
             report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received)
         )
         self._sent_before = 0  # bytes, when the newest contribution was offered
+        self._performers: Performers = {
+            session_events.Look: self._look,
+            session_events.Serve: self._serve,
+            session_events.GoBack: self._go_back,
+            session_events.Apply: self._apply,
+            session_events.AnswerStep: self._answer_step,
+            session_events.Mask: self._mask,
+            session_events.Announce: self._announce,
+            session_events.Send: self._send,
+            session_events.TellKeys: self._tell_keys,
+            session_events.TellFinished: lambda _: self._connection.tell_finished(),
+            session_events.TellMetrics: lambda each: self._report_metrics(each.progress),
+            session_events.TellOutcome: lambda each: self._send_metrics(spec.rounds, each.metrics),
+            session_events.CheckRun: self._look_for_run,
+            session_events.Fail: self._fail,
+            session_events.Fetch: self._fetch,
+            session_events.Cancel: lambda each: self._transfer.cancel(each.manifest),
+            session_events.Withdraw: lambda each: self._transfer.withdraw(each.digest),
+            session_events.Purge: lambda each: worker.store.purge(each.kept),
+            session_events.Train: lambda each: worker.train(each.broadcast, counted=each.counted),
+            session_events.Deploy: lambda each: worker.deploy(each.final, counted=each.counted),
+            session_events.OpenRound: self._open_round,
+            session_events.CloseRound: lambda _: self._rounds.close([self._name]),
+            session_events.Report: lambda each: report(each.event),
+            session_events.Begin: lambda each: self._timeline.begin(each.activity, each.round),
+            session_events.End: lambda each: self._timeline.end(each.activity),
+        }
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started = time.monotonic()
@@ -298,115 +330,89 @@ class _Node:
         while pending:
             self.state, effects = advance(self.state, pending.popleft())
             for effect in effects:
-                answer = self._perform(effect)
+                answer = self._performers[type(effect)](effect)
                 if answer is not None:
                     pending.append(answer)
 
-    # Effects
+    # Effects that are answered by an event
 
-    def _perform(self, effect: Effect) -> Answer | None:
-        """Perform an effect, and return its answer, if it has one."""
-        match effect:
-            case session_events.Look(digest):
-                store = self._worker.store
-                return session_events.Looked(digest, store.is_intact(digest), store.path(digest))
-            case session_events.Serve(blob):
-                blob = msgspec.structs.replace(
-                    blob, chunk_size=self._transfer.chunk_size(blob.chunk_size)
-                )
-                is_intact = self._transfer.offer(blob.digest, blob.chunk_size)
-                return session_events.Served(blob, is_intact, self._worker.store.path(blob.digest))
-            case session_events.GoBack(round_):
-                is_exact = self._worker.go_back(round_)
-                return session_events.WentBack(effect, self._worker.progress, is_exact)
-            case session_events.Apply(delta, broadcast, is_final):
-                is_made = self._worker.apply(delta, broadcast, final=is_final)
-                return session_events.Applied(delta, is_made)
-            case session_events.AnswerStep() | session_events.Mask():
-                return self._mask(effect)
-            case session_events.Fetch(manifest):
-                self._worker.store.remove_damaged(manifest.digest)  # it may just have arrived
-                self._transfer.fetch(manifest)
-            case session_events.Cancel(manifest):
-                self._transfer.cancel(manifest)
-            case session_events.Withdraw(digest):
-                self._transfer.withdraw(digest)
-            case session_events.Purge(kept):
-                self._worker.store.purge(kept)
-            case session_events.Train(broadcast, counted):
-                self._worker.train(broadcast, counted=counted)
-            case session_events.Deploy(final, counted):
-                self._worker.deploy(final, counted=counted)
-            case _:
-                self._talk(effect)
-        return None
+    def _look(self, effect: session_events.Look) -> Answer:
+        store = self._worker.store
+        digest = effect.digest
+        return session_events.Looked(digest, store.is_intact(digest), store.path(digest))
 
-    def _mask(self, effect: session_events.AnswerStep | session_events.Mask) -> Answer | None:
-        """Perform an effect that concerns the masks of contributions."""
+    def _serve(self, effect: session_events.Serve) -> Answer:
+        chunk_size = self._transfer.chunk_size(effect.blob.chunk_size)
+        blob = msgspec.structs.replace(effect.blob, chunk_size=chunk_size)
+        is_intact = self._transfer.offer(blob.digest, blob.chunk_size)
+        return session_events.Served(blob, is_intact, self._worker.store.path(blob.digest))
+
+    def _go_back(self, effect: session_events.GoBack) -> Answer:
+        is_exact = self._worker.go_back(effect.round)
+        return session_events.WentBack(effect, self._worker.progress, is_exact)
+
+    def _apply(self, effect: session_events.Apply) -> Answer:
+        is_made = self._worker.apply(effect.delta, effect.broadcast, final=effect.is_final)
+        return session_events.Applied(effect.delta, is_made)
+
+    def _answer_step(self, effect: session_events.AnswerStep) -> Answer | None:
         assert self._masked
-        match effect:
-            case session_events.AnswerStep(step):
-                for answer in self._masked.advance(step):
-                    self._connection.send(answer)
-                is_known = (step.counted or step.shares) and self._masked.can_mask(step.round)
-                return session_events.CanMask(step.round) if is_known else None
-            case session_events.Mask(progress):
-                assert progress.blob
-                store = self._worker.store
-                blob = self._masked.mask(store, self._worker.method, progress)
-                return session_events.Masked(blob, store.path(progress.blob.digest))
+        step = effect.step
+        for answer in self._masked.advance(step):
+            self._connection.send(answer)
+        is_known = (step.counted or step.shares) and self._masked.can_mask(step.round)
+        return session_events.CanMask(step.round) if is_known else None
 
-    def _talk(self, effect: Effect) -> None:
-        """Perform an effect that the coordinator hears of, or that ends the session."""
-        match effect:
-            case session_events.Announce(round_, is_served):
-                self._connection.announce()
-                key = self._encryption.public if self._encryption else ""
-                hello = Hello(
-                    **self._connection.hello,
-                    round=round_,
-                    key=key,
-                    masks=self._masked is not None,
-                    revision=REVISION,
-                )
-                self._connection.send(hello)
-                if is_served:
-                    self._connection.tell_finished()
-            case session_events.Send(message):
-                self._sent_before = self._transfer.bytes_sent
-                self._connection.send(message)
-            case session_events.TellKeys(round_):
-                assert self._masked
-                self._connection.send(self._masked.begin(round_))
-            case session_events.TellFinished():
-                self._connection.tell_finished()
-            case session_events.CheckRun(refusal):
-                self._check_run()
-                if refusal:
-                    self._connection.raise_refusal(refusal)
-            case session_events.Fail(error, cause):
-                raise error from cause
-            case _:
-                self._tell(effect)
+    def _mask(self, effect: session_events.Mask) -> Answer:
+        assert self._masked
+        progress = effect.progress
+        assert progress.blob
+        store = self._worker.store
+        blob = self._masked.mask(store, self._worker.method, progress)
+        return session_events.Masked(blob, store.path(progress.blob.digest))
 
-    def _tell(self, effect: Effect) -> None:
-        """Perform an effect that changes nothing but what people see."""
-        match effect:
-            case session_events.Report(event):
-                self._report(event)
-            case session_events.Begin(activity, round_):
-                self._timeline.begin(activity, round_)
-            case session_events.End(activity):
-                self._timeline.end(activity)
-            case session_events.OpenRound(round_):
-                self._rounds.close([self._name])
-                self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
-            case session_events.CloseRound():
-                self._rounds.close([self._name])
-            case session_events.TellMetrics(progress):
-                self._report_metrics(progress)
-            case session_events.TellOutcome(metrics):
-                self._send_metrics(self._spec.rounds, metrics)
+    # Effects that the coordinator hears of, or that end the session
+
+    def _announce(self, effect: session_events.Announce) -> None:
+        self._connection.announce()
+        key = self._encryption.public if self._encryption else ""
+        hello = Hello(
+            **self._connection.hello,
+            round=effect.round,
+            key=key,
+            masks=self._masked is not None,
+            revision=REVISION,
+        )
+        self._connection.send(hello)
+        if effect.is_served:
+            self._connection.tell_finished()
+
+    def _send(self, effect: session_events.Send) -> None:
+        self._sent_before = self._transfer.bytes_sent
+        self._connection.send(effect.message)
+
+    def _tell_keys(self, effect: session_events.TellKeys) -> None:
+        assert self._masked
+        self._connection.send(self._masked.begin(effect.round))
+
+    def _look_for_run(self, effect: session_events.CheckRun) -> None:
+        self._check_run()
+        if effect.refusal:
+            self._connection.raise_refusal(effect.refusal)
+
+    def _fail(self, effect: session_events.Fail) -> None:
+        raise effect.error from effect.cause
+
+    # Other effects
+
+    def _fetch(self, effect: session_events.Fetch) -> None:
+        self._worker.store.remove_damaged(effect.manifest.digest)  # it may just have arrived
+        self._transfer.fetch(effect.manifest)
+
+    def _open_round(self, effect: session_events.OpenRound) -> None:
+        self._rounds.close([self._name])
+        sums = is_statistics_round(self._spec, effect.round)
+        self._rounds.open(effect.round, sums=sums)
 
     def _check_run(self) -> None:
         """Raise NewRunError if there is a newer run: what told of one may be old,

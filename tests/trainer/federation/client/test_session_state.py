@@ -1,6 +1,6 @@
 """A node's session, decided without broker, clock, disk or training."""
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from broker_config.protocol.messages import (
     Welcome,
 )
 from broker_config.transfer.blob_transfer import Damaged, FetchFailed
+from tests.support.effect_tables import performed
 from tests.support.node_model import (
     FOLDER,
     NAME,
@@ -28,6 +29,7 @@ from tests.support.node_model import (
     make_masked,
     make_spec,
 )
+from trainer.federation.client import session, session_events
 from trainer.federation.client.session_events import (
     Announce,
     AnswerStep,
@@ -690,3 +692,7 @@ def test_a_node_that_masks_does_not_go_back_with_a_coordinator() -> None:
 def test_steps_mean_nothing_where_nothing_is_masked() -> None:
     node = begin()
     assert "unexpected MaskingStep" in texts(share(node, 1))
+
+
+def test_the_session_performs_each_effect_and_nothing_else() -> None:
+    assert performed(session) == {each.__name__ for each in get_args(session_events.Effect)}

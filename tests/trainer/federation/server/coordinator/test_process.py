@@ -1,29 +1,15 @@
 """The coordinator's process: every effect of its machines has a method that performs it."""
 
-import ast
-import inspect
 from typing import get_args
 
+from tests.support.effect_tables import performed
 from trainer.federation.server.coordinator import effects, events, process
 from trainer.federation.server.coordinator.masking_machine import MaskingEffect
 from trainer.federation.server.coordinator.round_machine import RoundEffect
 
 
-def performed() -> set[str]:
-    """The keys of the process's table, read from its source."""
-    tree = ast.parse(inspect.getsource(process))
-    tables = [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "Performers"
-    ]
-    (table,) = tables
-    assert isinstance(table, ast.Dict)
-    return {ast.unparse(key).removeprefix("effects.") for key in table.keys if key}
-
-
 def test_the_process_performs_each_effect_and_nothing_else() -> None:
-    assert performed() == {each.__name__ for each in get_args(effects.Effect)}
+    assert performed(process) == {each.__name__ for each in get_args(effects.Effect)}
 
 
 def test_what_the_inner_machines_return_is_an_effect_a_finding_or_handed_on() -> None:
