@@ -3,7 +3,7 @@ so that those of tests have many.
 """
 
 from edge_node.cli.main import main
-from trainer.federation.server.coordinator.process import process as coordinator
+from trainer.federation.server.coordinator import process as coordinator
 
 CHUNK = 16 * 1024  # bytes
 

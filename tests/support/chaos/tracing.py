@@ -20,7 +20,7 @@ from broker_config.security.secret_environment import PASSPHRASE
 from edge_node.cli import main
 from trainer.federation.client import checkpoint, training_thread
 from trainer.federation.server import journal
-from trainer.federation.server.coordinator.process import process as coordinator
+from trainer.federation.server.coordinator import process as coordinator
 from trainer.training import personal_model
 
 When = Literal["before", "after"]

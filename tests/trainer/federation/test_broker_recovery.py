@@ -20,7 +20,7 @@ from tests.support.plants import CLASSES
 from trainer import progress
 from trainer.federation.presence import check_name_free, check_no_server
 from trainer.federation.server import connection, membership
-from trainer.federation.server.coordinator.process import process as coordinator
+from trainer.federation.server.coordinator import process as coordinator
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
 

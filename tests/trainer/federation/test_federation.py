@@ -41,8 +41,8 @@ from tests.support.secured_mosquitto import Secured
 from tests.support.waiting import PATIENCE, wait_until
 from trainer import progress
 from trainer.federation.client.session import take_part
+from trainer.federation.server.coordinator import process as coordinator
 from trainer.federation.server.coordinator.process import coordinate
-from trainer.federation.server.coordinator.process import process as coordinator
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft, trains
 from trainer.federation.simulation import simulate
