@@ -27,6 +27,8 @@ class FederationFolder:
     round.
     """
 
+    FILE = journal.Journal.FILE
+
     def __init__(self, folder: Path) -> None:
         """UsageError if there is no journal in `folder`; EdgeNodeError if it is damaged."""
         journal.history(folder)  # verifies it, once

@@ -22,6 +22,8 @@ _MEASURES = (
 class VflFolder:
     """The runs in a head's state folder, the newest last."""
 
+    FILE = journal.Journal.FILE
+
     def __init__(self, folder: Path) -> None:
         """UsageError if there is no journal in `folder`; EdgeNodeError if it is damaged."""
         journal.history(folder)  # verifies it, once
