@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from broker_config.protocol.messages import Validation
 from edge_node.extensions.vfl.console_folder import VflFolder
-from edge_node.extensions.vfl.messages import Validation, VflSpec
+from edge_node.extensions.vfl.messages import VflSpec
 from edge_node.extensions.vfl.server.journal import ClosedRound, Journal
 from tests.support.vfl_runs import vfl_spec
 from trainer.progress import Gathering, NodeJoined, event_log
