@@ -172,14 +172,14 @@ def federations(context: CheckContext) -> Result:
         return Result(
             "unknown", "none can be checked without a charter that holds", "see the check charter"
         )
-    unreadable = []
+    unreadable = {}
     for topic, payload in read_retained(
         context.endpoint, [topics.spec("+")], wait=min(2.0, context.timeout)
     ).items():
         try:
             message = decode(payload, Message)
-        except DecodeError:
-            unreadable.append(topics.federation_of(topic))
+        except DecodeError as error:
+            unreadable[topics.federation_of(topic)] = str(error)
             continue
         match message:
             case Spec():
@@ -187,11 +187,13 @@ def federations(context: CheckContext) -> Result:
             case CommonSpec():
                 context.other_specs.append(message)
             case _:
-                unreadable.append(topics.federation_of(topic))
+                unreadable[topics.federation_of(topic)] = f"it is a {type(message).__name__}"
     if unreadable:
         return Result(
             "warning",
-            f"the spec of {', '.join(unreadable)} cannot be read",
+            "; ".join(
+                f"the spec of {name} cannot be read: {why}" for name, why in unreadable.items()
+            ),
             "install the coordinator's version of edge-node here",
         )
     text = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in context.specs]

@@ -319,7 +319,9 @@ def test_a_federation_of_a_kind_that_is_not_installed_is_a_warning(
         with context.connection("coordinator") as connection:
             connection.publish(topics.spec("press"), encode(spec), retain=True)
         found = connection_check.federations(context)
-    assert (found.outcome, found.found) == ("warning", "the spec of press cannot be read")
+    assert found.outcome == "warning"
+    assert "press" in found.found
+    assert "TrialSpec" in found.found
 
 
 @pytest.mark.slow
@@ -351,7 +353,8 @@ def test_a_spec_that_cannot_be_read_is_a_warning(mosquitto: EmbeddedBroker) -> N
         with context.connection("coordinator") as connection:
             connection.publish("edge-node/v1/steel/spec", b'{"type": "Spec"}', retain=True)
         found = connection_check.federations(context)
-    assert (found.outcome, found.found) == ("warning", "the spec of steel cannot be read")
+    assert found.outcome == "warning"
+    assert found.found.startswith("the spec of steel cannot be read")
 
 
 @pytest.mark.slow
