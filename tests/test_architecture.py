@@ -400,7 +400,7 @@ def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
 ROLES = {
     "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder",
     "join", "journal", "mqtt", "opcua", "options", "round_state", "session", "session_state",
-    "simulation", "spec", "status",
+    "simulation", "spec", "status", "topics",
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ spec and overview, and may have more messages and topics. A package registers it
 its topics' level:
 
     [project.entry-points."edge_node.federations"]
-    vfl = "edge_node.extensions.vfl.kind:KIND"
+    name = "package.module:KIND"
 
 Entry points are looked up when the first message is decoded, or the first right is asked for.
 """

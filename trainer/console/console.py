@@ -264,7 +264,8 @@ def open_folder(folder: Path) -> StateFolder:
     UsageError if it is none; EdgeNodeError if it cannot be read.
     """
     found = (kind for kind in _FOLDERS.values() if (folder / kind.FILE).exists())
-    kind = next(found, FederationFolder)  # which says that it is none
+    # without any, the folder of a coordinator says that it is none
+    kind: type[StateFolder] = next(found, FederationFolder)
     opened = kind(folder)
     opened.refresh()
     return opened

@@ -48,7 +48,7 @@ class Gathering(Event, frozen=True, kw_only=True):
     nodes: int
     rounds: int  # 0: unlimited
     settings: dict[str, Option] = {}  # of the run, as its coordinator or a simulation tells them
-    what: Literal["node", "sensor"] = "node"
+    what: str = "node"  # they are called
 
 
 class NodeJoined(Event, frozen=True, kw_only=True):
