@@ -20,7 +20,7 @@ import numpy as np
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol import topics
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.drawn_products import (
     CLASSES,
     LABELS,
@@ -127,7 +127,7 @@ def measured(folder: Path, products: int) -> Iterator[tuple[str, list[float]]]:
             Endpoint.parse(broker.url), "measure", inbox=inbox, persistent=False
         ) as mqtt:
             mqtt.subscribe(
-                topics.predictions(federation), "edge-node/v1/default/vfl/measure/products"
+                vfl_topics.predictions(federation), "edge-node/v1/default/vfl/measure/products"
             )
             _wait(lambda: mqtt.await_subscription(1))
             for when in ("while training", "alone"):
@@ -170,7 +170,7 @@ def _embeddings(
                 run=manifest.run, round=manifest.round, product=product, embedding=values
             )
             begun = time.perf_counter()
-            mqtt.publish(topics.products("default", sensor.name), encode_frame(frame))
+            mqtt.publish(vfl_topics.products("default", sensor.name), encode_frame(frame))
         _final(inbox, product)
         times.append(1000 * (time.perf_counter() - begun))
     return times

@@ -6,9 +6,10 @@ Input is checked for size, type and values before use. Never pickle.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file, save
 
 from broker_config.protocol import retired_fields
 from broker_config.protocol.errors import EdgeNodeError, abbreviate
+from broker_config.protocol.federation_kinds import kind_of, kinds_by_message
 from broker_config.protocol.messages import (
     AnyMessage,
     MaskingAnswer,
@@ -25,7 +27,6 @@ from broker_config.protocol.messages import (
     Message,
     TensorSpec,
 )
-from edge_node.extensions.vfl.messages import VflMessage
 
 MAX_MESSAGE = 100 * 1024  # bytes
 # begins a signed message (`signing`); neither JSON nor safetensors begin so
@@ -44,9 +45,12 @@ _HEADER_DTYPES = {
 }  # what a TensorSpec may name, as safetensors writes it
 # keys and shares of many nodes: hexadecimal, twice as long as their bytes
 _COMPRESSED = (MaskingStep, MaskingAnswer)
-_DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(
-    AnyMessage | VflMessage
-)
+
+
+class _Kind(msgspec.Struct):
+    """What every message says of itself."""
+
+    type: str
 
 
 class DecodeError(ValueError):
@@ -56,7 +60,7 @@ class DecodeError(ValueError):
         super().__init__(abbreviate(why))
 
 
-def encode(message: AnyMessage | VflMessage) -> bytes:
+def encode(message: Message) -> bytes:
     """Return the message as JSON of at most MAX_MESSAGE bytes, some compressed;
     EdgeNodeError if it needs more.
     """
@@ -81,19 +85,25 @@ def decode(payload: bytes, expect: type[M]) -> M:
 
 
 def decode_any(payload: bytes) -> AnyMessage:
-    """Return the message in `payload`, of whichever type a federation has;
-    DecodeError if it is none.
+    """Return the message in `payload`, of whichever type a federation of the kernel's own kind
+    has; DecodeError if it is none.
     """
     message = _decode(payload)
-    if isinstance(message, VflMessage):
+    if not isinstance(message, AnyMessage):
         raise DecodeError(
-            f"a {type(message).__name__}, which belongs to vertical federated learning "
-            "(edge-node vfl)"
+            f"a {type(message).__name__}, which belongs to federations of the kind "
+            f"{kind_of(message)!r}"
         )
     return message
 
 
-def _decode(payload: bytes) -> AnyMessage | VflMessage:
+@cache
+def _decoder() -> msgspec.json.Decoder[Message]:
+    """Return the decoder of all messages, those of further kinds of federation included."""
+    return msgspec.json.Decoder(reduce(or_, kinds_by_message(), AnyMessage))
+
+
+def _decode(payload: bytes) -> Message:
     if len(payload) > MAX_MESSAGE:
         raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
     if payload.startswith(ENVELOPE_MARK):
@@ -101,12 +111,12 @@ def _decode(payload: bytes) -> AnyMessage | VflMessage:
     if payload.startswith(COMPRESSED_MARK):
         payload = decompress(payload, MAX_MESSAGE)
     try:
-        message = _DECODER.decode(payload)
+        message = _decoder().decode(payload)
         fault = retired_fields.find_fault(type(message).__name__, payload)
     except msgspec.ValidationError as error:
         fault = _find_retired_value(payload)
         if not fault:
-            raise DecodeError(str(error)) from None
+            raise DecodeError(_find_unknown_type(payload) or str(error)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(str(error)) from None
     if fault:
@@ -120,6 +130,20 @@ def _find_retired_value(payload: bytes) -> str:
     # behind what the decoder has stumbled over
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
+
+
+def _find_unknown_type(payload: bytes) -> str:
+    try:
+        found = msgspec.json.decode(payload, type=_Kind).type
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    known = (*get_args(AnyMessage), *kinds_by_message())
+    if found in (each.__name__ for each in known):
+        return ""
+    return (
+        f"a {found!r}, which is no message of this edge-node: install the package that brings it, "
+        "or the version that has sent it"
+    )
 
 
 def decompress(frame: bytes, most: int) -> bytes:

@@ -25,6 +25,8 @@ ServerId = Annotated[
 Round = Annotated[int, Meta(ge=0, le=1_000_000)]
 Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+NonNegative = Annotated[float, Meta(ge=0, lt=1e30)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Option = bool | int | float | str
 ClassName = Annotated[str, Meta(min_length=1, max_length=LONGEST_CLASS, pattern=CLASS_NAME)]
@@ -173,12 +175,17 @@ there are choosing runs.
 """
 
 
-class Spec(Message, frozen=True, kw_only=True):
-    """A federation, retained: all that a node must know besides its own images."""
+class CommonSpec(Message, frozen=True, kw_only=True):
+    """What the specs of all kinds of federation say first."""
 
     federation: Name
     run: RunId
     software: str  # version of the coordinator's edge-node
+
+
+class Spec(CommonSpec, frozen=True, kw_only=True):
+    """A federation, retained: all that a node must know besides its own images."""
+
     method: str
     options: dict[str, Option]  # of the method, complete
     model: str
@@ -440,6 +447,19 @@ class Overview(Message, frozen=True, kw_only=True):
     left: Seconds | None = None  # until the round's deadline, at `time`
     nodes: tuple[NodeState, ...] = ()
     more: Annotated[int, Meta(ge=0)] = 0  # nodes that did not fit into the message
+
+
+class Validation(Struct, frozen=True, kw_only=True):
+    """How well the newest products were judged before anybody learnt from them: `rmse`,
+    or `accuracy` and `recall`.
+    """
+
+    products: Annotated[int, Meta(ge=1, le=1_000_000)]
+    accuracy: Ratio | None = None  # of them that were judged right
+    recall: Ratio | None = None  # the mean over their classes
+    rmse: NonNegative | None = None  # where classes are numbers
+    # accuracy of always their most frequent class, or RMSE of always their mean
+    baseline: NonNegative
 
 
 AnyMessage = (

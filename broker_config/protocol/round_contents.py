@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import msgspec
 
 from broker_config.protocol.messages import Spec, TensorSpec
-from edge_node.extensions.vfl.messages import VflSpec
 
 # of a masked contribution, in whole parts of the largest one that a method allows
 MASKED_WEIGHT = "masked.weight"
@@ -58,23 +57,19 @@ def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     return {**spec.tensors, **spec.statistics} if holds_totals else spec.tensors
 
 
-def needed_revision(spec: Spec | VflSpec) -> int:
+def needed_revision(spec: Spec) -> int:
     """The revision of the protocol that a member of this federation must know."""
     if hides_contributions(spec):
         return BOUND_REVISION
-    if isinstance(spec, VflSpec):
-        return 0
     return BOUND_REVISION if spec.chooses else int(spec.first_totals)
 
 
-def hides_contributions(spec: Spec | VflSpec) -> bool:
+def hides_contributions(spec: Spec) -> bool:
     """Whether masks or noise hide what a member contributes."""
-    if isinstance(spec, VflSpec):
-        return spec.privacy.clip > 0
     return spec.mask_threshold > 0 or spec.privacy is not None
 
 
-def predates_binding(spec: Spec | VflSpec) -> bool:
+def predates_binding(spec: Spec) -> bool:
     """Return whether masks or noise of a run are of an earlier version, and could hide two things.
 
     The masks and noise of today's runs follow from the digest of the spec.

@@ -6,6 +6,7 @@ The protocol's version is in the root, so versions never meet by accident.
 import re
 
 from broker_config.protocol.errors import UsageError
+from broker_config.protocol.federation_kinds import writer_of
 
 ROOT = "edge-node/v1"
 COORDINATOR = "coordinator"
@@ -96,38 +97,6 @@ def status(federation: str) -> str:
     return f"{ROOT}/{federation}/status"
 
 
-def opened(federation: str) -> str:
-    """VFL head -> its sensors: the round that opens."""
-    return f"{ROOT}/{federation}/vfl/opened"
-
-
-def representation(federation: str) -> str:
-    """VFL head -> its sensors: what a round trains with."""
-    return f"{ROOT}/{federation}/vfl/representation"
-
-
-def predictions(federation: str) -> str:
-    """VFL head's service -> whoever watches, the last one retained:
-    one JSON object for each prediction.
-    """
-    return f"{ROOT}/{federation}/vfl/predictions"
-
-
-def embeddings(federation: str, sensor: str) -> str:
-    """Sensor -> VFL head: its embeddings of a round. `+` for any sensor."""
-    return f"{ROOT}/{federation}/vfl/{sensor}/embeddings"
-
-
-def gradients(federation: str, sensor: str) -> str:
-    """VFL head -> one sensor: what that needs in a round, and nobody else may know."""
-    return f"{ROOT}/{federation}/vfl/{sensor}/gradients"
-
-
-def products(federation: str, sensor: str) -> str:
-    """Sensor's service -> head's service: embeddings of single products. `+` for any sensor."""
-    return f"{ROOT}/{federation}/vfl/{sensor}/products"
-
-
 def verdicts(line: str) -> str:
     """Line daemon -> whoever watches the line, the last one retained:
     one JSON object for each outcome.
@@ -164,16 +133,9 @@ def expected_signer(topic: str) -> str | None:
     match topic.split("/")[3:]:
         case ["spec" | "round" | "status"] | ["nodes", _, "down"]:
             return COORDINATOR
-        case ["vfl", "opened" | "representation" | "predictions"] | ["vfl", _, "gradients"]:
-            return COORDINATOR
-        case ["nodes", node, "presence" | "up"] | ["vfl", node, "embeddings" | "products"]:
+        case ["nodes", node, "presence" | "up"]:
             return node
-    return None
-
-
-def is_vfl(topic: str) -> bool:
-    """Whether this topic is used by vertical federated learning only."""
-    return topic.split("/")[3:4] == ["vfl"]
+    return writer_of(topic)
 
 
 def sender(topic: str) -> str:

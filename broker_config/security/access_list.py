@@ -2,11 +2,12 @@
 and by which a broker is examined.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
 from broker_config.protocol import topics
+from broker_config.protocol.federation_kinds import KINDS, NODE, KindTopic
 
 _USER = "%u"  # where mosquitto puts the user's name
 
@@ -23,8 +24,8 @@ _NOTHING = Rights((), ())
 
 
 def rights(name: str, federation: str) -> Rights:
-    """The rights that `coordinator`, `monitor` or else a node needs in a federation (`+`:
-    in any).
+    """The rights that `coordinator`, `monitor` or else a node needs in a federation (`+`: in any),
+    of whichever kind.
     """
     match name:
         case topics.COORDINATOR:
@@ -45,10 +46,7 @@ def _coordinator(federation: str) -> Rights:
             topics.presence(federation, me),
             topics.want(federation, "+", me),
             topics.chunks(federation, me, "+", "+"),
-            topics.opened(federation),
-            topics.representation(federation),
-            topics.predictions(federation),
-            topics.gradients(federation, "+"),
+            *_kind_topics(federation, NODE, lambda each: each.writer == "coordinator"),
         ),
         reads=(
             topics.any_version(topics.spec(federation)),
@@ -58,9 +56,7 @@ def _coordinator(federation: str) -> Rights:
             topics.presence(federation, "+"),
             topics.want(federation, me, "+"),
             topics.chunks(federation, "+", "+", "+"),
-            topics.embeddings(federation, "+"),
-            topics.products(federation, "+"),
-            topics.predictions(federation),
+            *_kind_topics(federation, NODE, lambda each: "coordinator" in each.readers),
         ),
     )
 
@@ -74,14 +70,11 @@ def _monitor(federation: str) -> Rights:
             topics.round_state(federation),
             topics.status(federation),
             topics.presence(federation, topics.COORDINATOR),
-            topics.predictions(federation),
+            *_kind_topics(federation, NODE, lambda each: "monitor" in each.readers),
         ),
         denied=(  # what a node of this name would have
-            topics.embeddings(federation, me),
-            topics.gradients(federation, me),
-            topics.products(federation, me),
-            topics.opened(federation),
-            topics.representation(federation),
+            *_kind_topics(federation, me, lambda each: NODE in each.path),
+            *_kind_topics(federation, me, _is_for_all_nodes),
             topics.up(federation, me),
             topics.down(federation, me),
             topics.presence(federation, me),
@@ -98,15 +91,12 @@ def _node(me: str, federation: str) -> Rights:
             topics.presence(federation, me),
             topics.want(federation, topics.COORDINATOR, me),
             topics.chunks(federation, me, "+", "+"),
-            topics.embeddings(federation, me),
-            topics.products(federation, me),
+            *_kind_topics(federation, me, lambda each: each.writer == "node"),
         ),
         reads=(
             topics.any_version(topics.spec(federation)),
             topics.round_state(federation),
-            topics.opened(federation),
-            topics.representation(federation),
-            topics.gradients(federation, me),
+            *_kind_topics(federation, me, lambda each: "node" in each.readers),
             topics.down(federation, me),
             topics.presence(federation, me),
             topics.presence(federation, topics.COORDINATOR),
@@ -114,6 +104,19 @@ def _node(me: str, federation: str) -> Rights:
             topics.chunks(federation, topics.COORDINATOR, "+", "+"),
         ),
     )
+
+
+def _kind_topics(federation: str, me: str, concerns: Callable[[KindTopic], bool]) -> Iterator[str]:
+    """Topics of all further kinds of federation that concern a member of the name `me`."""
+    for name, kind in KINDS.items():
+        for each in filter(concerns, kind.topics):
+            path = each.path.replace(NODE, me)
+            yield f"{topics.ROOT}/{federation}/{name}/{path}"
+
+
+def _is_for_all_nodes(topic: KindTopic) -> bool:
+    """Whether all nodes read it, and the monitor does not."""
+    return NODE not in topic.path and "node" in topic.readers and "monitor" not in topic.readers
 
 
 def acl(federation: str, revoked: Iterable[str] = ()) -> str:

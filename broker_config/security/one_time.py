@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from broker_config.protocol.messages import Spec
-from edge_node.extensions.vfl.messages import VflSpec
+from broker_config.protocol.messages import CommonSpec
 
 
-def digest_spec(spec: Spec | VflSpec) -> str:
+def digest_spec(spec: CommonSpec) -> str:
     """Return the SHA-256 of a spec's meaning, hexadecimal.
 
     Hash the type's name, a line feed, and the fields as JSON without white space, keys sorted.

@@ -263,7 +263,7 @@ class Signing(NamedTuple):
 
     key: "SigningKey"  # the node's
     charter: bytes  # the signed member list
-    # from which the model was made; None for a VFL sensor or head
+    # from which the model was made; None where a model is made from none
     broadcast: messages.Manifest | None
     expires: datetime
 
@@ -452,8 +452,8 @@ def load_manifest(folder: Path) -> bytes:
         )
     else:
         remedy = (
-            "name a folder that edge-node export wrote, or the bundle folder in a --state of "
-            "edge-node vfl, which is there once some rounds are played"
+            "name a folder that edge-node export wrote, or the bundle folder in a --state, which "
+            "is there once some rounds are played"
         )
     raise BundleError(f"{folder} is not a bundle: {MANIFEST} is missing", remedy)
 
@@ -463,7 +463,7 @@ class _Header(Struct):
 
     format: int
     version: int = 0
-    role: str = ""  # of a VFL member's bundle
+    role: str = ""  # of a bundle that another command than `serve` serves
 
 
 def check_format(path: Path, content: bytes) -> str:
@@ -485,7 +485,9 @@ def parse_manifest(folder: Path, content: bytes) -> Manifest:
     try:
         if role := check_format(path, content):
             raise BundleError(
-                f"{path} is the bundle of a {role}", "serve it with edge-node vfl serve"
+                f"{path} is the bundle of a {role}",
+                "serve it with the serve command of the federation that has made it; edge-node "
+                "--help lists what is installed",
             )
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -177,7 +177,7 @@ class Verifier(NamedTuple):
         key = _check_signature(folder, content, charter, trust)
         manifest = parse(folder, content)
         _check_recipient(folder, manifest, trust)
-        if isinstance(manifest, Manifest):  # a VFL member's model is made from no broadcast
+        if isinstance(manifest, Manifest):  # another role's model is made from no broadcast
             _check_origin(folder, manifest, charter)
         end = _check_expiry(folder, manifest)
         found = _Accepted(

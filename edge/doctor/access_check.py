@@ -12,6 +12,7 @@ from broker_config.mqtt.endpoint import PORTS, Endpoint
 from broker_config.mqtt.handshake import CLOSED, MQTT5, PahoClient, handshake
 from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError
+from broker_config.protocol.federation_kinds import kind_of, kind_of_topic
 from broker_config.security.access_list import rights
 from edge.doctor.probe import CheckContext, LostError, ProbeConnection, Result
 
@@ -94,10 +95,11 @@ def protection(context: CheckContext) -> Result:
 
 
 def _topics_in_use(context: CheckContext, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The topics that federations on this broker use:
-    those of vertical ones only where one is announced.
+    """The topics that federations on this broker use: those of a further kind of federation only
+    where one is announced.
     """
-    return tuple(topic for topic in wanted if context.vfl_specs or not topics.is_vfl(topic))
+    used = {"", *map(kind_of, context.other_specs)}
+    return tuple(topic for topic in wanted if kind_of_topic(topic) in used)
 
 
 def _foreign_topics(federation: str, name: str) -> dict[str, tuple[str, ...]]:
@@ -168,8 +170,6 @@ def _offers_plain_mqtt(context: CheckContext) -> bool:
 
 
 def _topic_kind(topic: str) -> str:
-    """The topic's kind: `spec`, `round`, `presence`, `up`, `want`, `chunks`,
-    `opened`, `embeddings` and so on.
-    """
+    """The topic's kind: `spec`, `round`, `presence`, `up`, `want`, `chunks` and so on."""
     levels = topic.split("/")
     return levels[5] if len(levels) > 5 else levels[-1]

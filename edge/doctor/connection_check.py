@@ -14,12 +14,12 @@ from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.handshake import VERIFY, newest_version, unreachable_error
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.messages import Message, Spec
+from broker_config.protocol.federation_kinds import KINDS, kind_of
+from broker_config.protocol.messages import CommonSpec, Message, Spec
 from broker_config.security.kit import Kit
 from broker_config.security.message_signing import MessageSigner
 from edge.doctor.probe import CheckContext, Outcome, Result
 from edge.terminal.formatting import EXPIRY_WARNING, format_expiry, pluralize
-from edge_node.extensions.vfl.messages import VflSpec
 
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds
@@ -172,32 +172,33 @@ def federations(context: CheckContext) -> Result:
         return Result(
             "unknown", "none can be checked without a charter that holds", "see the check charter"
         )
-    unreadable = []
+    unreadable = {}
     for topic, payload in read_retained(
         context.endpoint, [topics.spec("+")], wait=min(2.0, context.timeout)
     ).items():
         try:
             message = decode(payload, Message)
-        except DecodeError:
-            unreadable.append(topics.federation_of(topic))
+        except DecodeError as error:
+            unreadable[topics.federation_of(topic)] = str(error)
             continue
         match message:
             case Spec():
                 context.specs.append(message)
-            case VflSpec():
-                context.vfl_specs.append(message)
+            case CommonSpec():
+                context.other_specs.append(message)
             case _:
-                unreadable.append(topics.federation_of(topic))
+                unreadable[topics.federation_of(topic)] = f"it is a {type(message).__name__}"
     if unreadable:
         return Result(
             "warning",
-            f"the spec of {', '.join(unreadable)} cannot be read",
+            "; ".join(
+                f"the spec of {name} cannot be read: {why}" for name, why in unreadable.items()
+            ),
             "install the coordinator's version of edge-node here",
         )
     text = [f"{each.federation} ({each.model}, {each.nodes} nodes)" for each in context.specs]
     text += [
-        f"{each.federation} ({pluralize(len(each.sensors), 'sensor')})"
-        for each in context.vfl_specs
+        f"{each.federation} ({KINDS[kind_of(each)].summary(each)})" for each in context.other_specs
     ]
     largest = f"; a model is {context.model_bytes / 1e6:.1f} MB at most" if context.specs else ""
     announced = ", ".join(text) + largest if text else "none is announced here yet"

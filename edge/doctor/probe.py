@@ -26,10 +26,9 @@ from broker_config.mqtt.handshake import MQTT5, MQTT311, PahoClient, handshake, 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encoded_size
 from broker_config.protocol.errors import BrokerError
-from broker_config.protocol.messages import Spec
+from broker_config.protocol.messages import CommonSpec, Spec
 from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.transfer.blob_transfer import CHUNK
-from edge_node.extensions.vfl.messages import VflSpec
 
 Outcome = Literal["ok", "warning", "failure", "unknown"]
 SESSION = 120  # seconds: if we are killed, an MQTT 5 broker drops the session after this time
@@ -290,8 +289,8 @@ class CheckContext:
     chunk: int = CHUNK  # bytes of the largest chunk that passes
     round_trip: float = 0.0  # seconds
     specs: list[Spec] = field(default_factory=list)  # of the federations on this broker
-    # of the vertical federations on this broker
-    vfl_specs: list[VflSpec] = field(default_factory=list)
+    # of the federations of further kinds on this broker
+    other_specs: list[CommonSpec] = field(default_factory=list)
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # makes our client ids unique
     _sessions: set[str] = field(default_factory=set)
     _retains: bool = False

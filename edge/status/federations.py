@@ -22,6 +22,7 @@ from broker_config.mqtt.client import (
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, suggest
+from broker_config.protocol.federation_kinds import KINDS, kind_of
 from broker_config.protocol.messages import (
     Message,
     NodeState,
@@ -32,7 +33,6 @@ from broker_config.protocol.messages import (
     Stage,
 )
 from edge.terminal.formatting import natural_key
-from edge_node.extensions.vfl.messages import VflOverview
 
 _RETAINED_TIMEOUT = 3.0  # seconds to wait for retained messages
 _POLL_INTERVAL = 0.2  # seconds
@@ -108,7 +108,7 @@ class StatusMonitor:
         self._endpoint = endpoint
         self._payloads: dict[str, bytes] = {}
         self._latest: dict[str, _LatestMessages] = {}  # by federation
-        self.vertical: dict[str, VflOverview] = {}  # of vertical federations, by name
+        self.others: dict[str, Message] = {}  # overviews of further kinds of federation, by name
 
     def update(self, topic: str, payload: bytes, *, retained: bool) -> bool:
         """Take account of a message; returns whether it changed anything."""
@@ -124,8 +124,9 @@ class StatusMonitor:
             self.unreadable = {**self.unreadable, topic: str(error)}
             return True
         name = topics.federation_of(topic)
-        if isinstance(message, VflOverview):
-            self.vertical = {**self.vertical, name: message}
+        kind = kind_of(message) if message else ""
+        if message and kind and isinstance(message, KINDS[kind].overview):
+            self.others = {**self.others, name: message}
         latest = self._latest.get(name, _LatestMessages())
         self._latest = {**self._latest, name: self._replace(latest, message, retained)}
         return True
@@ -152,14 +153,14 @@ class StatusMonitor:
         return latest
 
     def is_online(self, name: str) -> bool:
-        """Whether the coordinator, or head, of a federation is connected, as far as is known."""
+        """Whether the coordinator of a federation is connected, as far as is known."""
         presence = self._latest.get(name, _LatestMessages()).presence
         return presence is None or presence.online
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen to any of them."""
-        ended = [each.status == "finished" for each in self.vertical.values()]
+        ended = [KINDS[kind_of(each)].has_ended(each) for each in self.others.values()]
         return all((*ended, *(status.ended for status in self.statuses())))
 
     def statuses(self) -> list[FederationStatus]:
@@ -248,7 +249,7 @@ def fetch(endpoint: Endpoint, federation: str | None) -> StatusMonitor:
     monitor = StatusMonitor(federation, endpoint=endpoint)
     for topic, payload in read_retained(endpoint, monitor.filters, _RETAINED_TIMEOUT).items():
         monitor.update(topic, payload, retained=True)
-    if monitor.statuses() or monitor.vertical or monitor.unreadable:
+    if monitor.statuses() or monitor.others or monitor.unreadable:
         return monitor
     if federation is None:
         raise EdgeNodeError(
@@ -302,8 +303,8 @@ def json_object(status: FederationStatus) -> dict[str, Any]:
 
 
 def json_objects(monitor: StatusMonitor) -> list[dict[str, Any]]:
-    """All federations for machines, the vertical ones last."""
-    vertical = [
-        {"federation": name, **to_builtins(overview)} for name, overview in monitor.vertical.items()
+    """All federations for machines, those of further kinds last."""
+    others = [
+        {"federation": name, **to_builtins(overview)} for name, overview in monitor.others.items()
     ]
-    return [*map(json_object, monitor.statuses()), *vertical]
+    return [*map(json_object, monitor.statuses()), *others]

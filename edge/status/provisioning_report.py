@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from broker_config.protocol.federation_kinds import KINDS
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.security.member_registry import (
     BROKER,
@@ -18,7 +19,6 @@ from broker_config.security.provisioning import ProvisioningResult
 from edge.terminal.formatting import pluralize
 
 _NOT_AS_ROOT = "root's mosquitto becomes user mosquitto, who cannot read this folder"
-_SENSORS = "sensors that learn together: edge-node vfl coordinate, then vfl join; see docs/vfl.md"
 
 
 def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
@@ -157,7 +157,9 @@ def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> It
         for name, member in registry.members.items()
         if member.has_own_keys
     )
-    yield f"edge-node coordinate --kit {_kit(registry, COORDINATOR)} --classes ...  ({_SENSORS})"
+    others = "; ".join(kind.first_step for kind in KINDS.values())
+    otherwise = f"  ({others})" if others else ""
+    yield f"edge-node coordinate --kit {_kit(registry, COORDINATOR)} --classes ...{otherwise}"
     yield f"edge-node join --kit {_kit(registry, registry.nodes[0])} --data images/"
 
 

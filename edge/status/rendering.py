@@ -10,6 +10,7 @@ from rich.text import Text
 
 from broker_config.protocol import topics
 from broker_config.protocol.errors import replace_unprintable
+from broker_config.protocol.federation_kinds import KINDS, StatusText, kind_of
 from broker_config.protocol.messages import NodeState
 from edge.status.federations import FederationStatus, StatusMonitor
 from edge.terminal.formatting import (
@@ -17,18 +18,14 @@ from edge.terminal.formatting import (
     format_bytes,
     format_expiry,
     format_names,
-    format_rate,
     format_remaining,
-    format_validation,
     pluralize,
 )
 from edge.terminal.tables import Row, node_table, one_line
-from edge_node.extensions.vfl.messages import VflOverview
 
 # the last three are of what a node has contributed
 _TITLES = ("state", "last seen", "round", "weight", "up")
 _PRIORITY = ("state", "last seen", "round", "up", "weight")
-_VFL_TITLES = ("state", "latency", "iterations")
 _MAX_ERRORS = 5  # lines
 _MIN_ROWS = 3
 
@@ -49,8 +46,9 @@ def render(monitor: StatusMonitor, console: Console, height: int | None = None) 
         parts += _details(statuses[0], now, console, height)
     else:
         parts += chain.from_iterable(_brief(status, now, console) for status in statuses)
-    for name, overview in monitor.vertical.items():
-        parts += _vertical(name, overview, console, online=monitor.is_online(name))
+    for name, overview in monitor.others.items():
+        kind = KINDS[kind_of(overview)]
+        parts += _other(kind.status(name, overview, monitor.is_online(name)), console)
     parts += (Text(replace_unprintable(problem), "red") for problem in _problems(monitor))
     return Group(*parts)
 
@@ -86,46 +84,19 @@ def _details(
     return [*above, node_table(rows, _TITLES, _PRIORITY, console, max_rows), *below]
 
 
-def _vertical(
-    name: str, overview: VflOverview, console: Console, *, online: bool
-) -> list[RenderableType]:
-    """A vertical federation: its progress, its sensors, and what it waits for; `online`:
-    its head is connected.
-    """
-    running = overview.status in ("gathering", "open")
-    state = {"open": "learning"}.get(overview.status, overview.status)
-    if overview.paused and running:
-        state = "paused"
-    loss = "" if overview.loss is None else f", loss {overview.loss:.3f}"
-    rate = f", {format_rate(overview.rate)}" if running and online and overview.rate else ""
-    notice = ""
-    if running and not online:
-        notice = "the head is offline: sensors wait for it, and go on when it is back"
-    elif running and overview.awaited and not any(sensor.lacks for sensor in overview.sensors):
-        notice = f"waiting for {overview.awaited}"
+def _other(text: StatusText, console: Console) -> list[RenderableType]:
+    """A federation of a further kind, in its own words."""
     rows = {}
-    for sensor in overview.sensors:
-        present = "" if sensor.present or not running else "absent"
-        latency = "" if sensor.latency is None else f"{1000 * sensor.latency:.0f} ms"
-        rows[sensor.name] = Row(
-            present, "", {"latency": latency, "iterations": str(sensor.iterations or "")}
-        )
-    validation = [Text(format_validation(overview.validation))] if overview.validation else []
-    notices = [Text(replace_unprintable(notice), "yellow")] if notice else []
+    for member, cells in text.rows.items():
+        rows[member] = Row(cells.get("state", ""), "", cells)
+    notices = [Text(replace_unprintable(notice), "yellow") for notice in text.notices]
+    remarks = [Text(replace_unprintable(remark), "yellow") for remark in text.remarks]
     return [
-        one_line(f"vertical federation {name}: {pluralize(len(rows), 'sensor')}", console, "bold"),
-        Text(f"{state}: {pluralize(overview.round, 'round')} closed{loss}{rate}"),
-        *validation,
+        one_line(text.title, console, "bold"),
+        *(Text(replace_unprintable(line)) for line in text.lines),
         *notices,
-        node_table(rows, _VFL_TITLES, _VFL_TITLES, console, len(rows)),
-        *(
-            Text(
-                replace_unprintable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"),
-                "yellow",
-            )
-            for sensor in overview.sensors
-            if sensor.lacks
-        ),
+        node_table(rows, text.titles, text.titles, console, len(rows)),
+        *remarks,
     ]
 
 

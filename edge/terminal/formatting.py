@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from edge_node.extensions.vfl.messages import Validation
+from broker_config.protocol.messages import Validation
 
 EXPIRY_WARNING = timedelta(days=30)  # before a certificate or charter expires, it should be renewed
 _LISTED_NAMES = 5
@@ -44,7 +44,7 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 def format_validation(score: Validation) -> str:
-    """How well a vertical federation judges new products, beside what it takes no model for."""
+    """How well new products are judged, beside what it takes no model for."""
     of = (
         f"of the newest {pluralize(score.products, 'product')}, judged before they were learnt "
         "from,"

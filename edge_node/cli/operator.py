@@ -146,9 +146,7 @@ def status(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a federation is doing: nodes, round, progress, last seen, errors;
-    of a vertical one, its sensors.
-    """
+    """Show how a federation is doing: nodes, round, progress, last seen, errors."""
     from itertools import chain
 
     import msgspec

@@ -28,6 +28,8 @@ from broker_config.transfer import blob_transfer, download, send_queue
 from edge.inference.outcomes import Failure, Notice, Verdict
 from edge_node.extensions.vfl import frames
 from edge_node.extensions.vfl import messages as vfl_messages
+from edge_node.extensions.vfl import topics as vfl_topics
+from edge_node.extensions.vfl.kind import KIND
 from tests.support.foreign_node import ForeignNode, Tensors
 from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
@@ -57,7 +59,8 @@ def template(topic: Callable[..., str]) -> str:
     "topic",
     [
         f
-        for _, f in inspect.getmembers(topics, inspect.isfunction)
+        for room in (topics, vfl_topics)
+        for _, f in inspect.getmembers(room, inspect.isfunction)
         if not {"topic", "name"} & {*inspect.signature(f).parameters}
     ],
     ids=lambda topic: topic.__name__,
@@ -86,7 +89,7 @@ def default(field: msgspec.structs.FieldInfo) -> object:
         if inspect.isclass(kind)
         and issubclass(kind, msgspec.Struct)
         and kind.__struct_fields__
-        and kind is not frames.Frame
+        and kind not in (frames.Frame, messages.CommonSpec)
         and kind.__module__ == room.__name__
     ],
     ids=lambda kind: kind.__name__,
@@ -108,7 +111,7 @@ def test_every_field_and_its_default_are_on_the_page(kind: type[msgspec.Struct])
     ("kind", "section"),
     [(kind, kind.__name__) for kind in messages.AnyMessage.__args__]
     + [(kind, "Verdicts of a line") for kind in (Verdict, Failure, Notice)]
-    + [(kind, kind.__name__) for kind in vfl_messages.VflMessage.__args__],
+    + [(kind, kind.__name__) for kind in (KIND.spec, KIND.overview, *KIND.others)],
 )
 def test_every_message_has_an_example_with_all_its_fields(
     kind: type[msgspec.Struct], section: str

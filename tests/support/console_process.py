@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+
 from tests.support.plants import start, wait_for
 
 
@@ -22,3 +24,17 @@ def console(log: Path, *folders: Path) -> Iterator[str]:
         assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()
+
+
+def url_in(text: str) -> str:
+    """The URL that a coordinator names for its console."""
+    found = re.search(r"console: (http://\S+)", text)
+    assert found, text
+    return found[1]
+
+
+def is_served(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False

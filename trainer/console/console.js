@@ -278,7 +278,7 @@ function renderNodes(run, overview) {
   const slow = run.nodes.map((_, position) => slowness(run, overview, position));
   const rows = run.nodes.map((name, position) => {
     const { doing, error } = run.status[position];
-    const now = overview.kind === "vfl" && doing === "waiting" ? "there" : doing; // sensors do not tell what they do
+    const now = overview.kind !== "federation" && doing === "waiting" ? "there" : doing; // others do not tell what they do
     const word = doing === "finished" ? "done" : overview.running ? now : "unknown";
     const bytes = run.rows.reduce((sum, row) => sum + (row.values.bytes?.[position] ?? 0), 0);
     const last = run.rows.findLast((row) => (row.values.weight ?? row.values.latency)?.[position] != null)?.round;
@@ -298,7 +298,7 @@ function renderNodes(run, overview) {
 /** How many times as long as the others a node takes, in the open round or in the last one that it was in; 0 if it is not slow. */
 function slowness(run, overview, position) {
   if (!overview.running || ["absent", "refused", "finished"].includes(run.status[position].doing)) return 0;
-  const key = overview.kind === "vfl" ? "latency" : "counted";
+  const key = overview.kind === "federation" ? "counted" : "latency";
   const recent = run.rows.slice(-RECENT);
   const others = recent.flatMap((row) => (row.values[key] ?? []).filter((value, place) => value != null && place !== position));
   const typical = others.sort((one, other) => one - other)[Math.floor(others.length / 2)];

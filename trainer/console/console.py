@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import uvloop
@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.registry import Registry
 from broker_config.storage import disk
 from edge.http.access import Access
 from edge.http.login import Accounts, Logins
@@ -33,8 +34,6 @@ from edge.http.request import RequestError, client_of, json_response, query, rea
 from edge.http.server import Server
 from edge.http.web_app import EventStream, Route, WebApp, user_of
 from edge.page.page_files import page_routes
-from edge_node.extensions.vfl.console_folder import VflFolder
-from edge_node.extensions.vfl.server import journal as vfl_journal
 from trainer.console.console_process import PATH
 from trainer.console.federation_folder import FederationFolder
 from trainer.console.run_history import RunHistory
@@ -79,8 +78,12 @@ class _Stream:
 class StateFolder(Protocol):
     """A state folder that is followed."""
 
+    FILE: ClassVar[str]  # which folders of this kind have, and no others
     folder: Path
     runs: dict[str, RunHistory]  # the newest last
+
+    def __init__(self, folder: Path) -> None:
+        """UsageError if the folder is of another kind; EdgeNodeError if it is damaged."""
 
     def refresh(self) -> bool:
         """Read what is new; whether there was anything.
@@ -88,6 +91,9 @@ class StateFolder(Protocol):
         EdgeNodeError or OSError if it cannot be read.
         """
         ...
+
+
+_FOLDERS: Registry[type[StateFolder]] = Registry("console_folders")
 
 
 class Console:
@@ -206,9 +212,11 @@ class Console:
                 f"log in as somebody who may: edge-node user NAME --state {folder.folder.name}",
                 403,
             )
-        if run.about.kind == "vfl":
+        if run.about.kind != "federation":
             raise RequestError(
-                "sensors' runs are not operated from here", "stop the head itself, or a sensor", 409
+                f"runs of the kind {run.about.kind} are not operated from here",
+                "stop the processes that take part",
+                409,
             )
         try:
             await asyncio.to_thread(
@@ -251,15 +259,14 @@ async def _redirect(_request: Request) -> Response:
 
 
 def open_folder(folder: Path) -> StateFolder:
-    """A state folder of a coordinator or head.
+    """A state folder of a coordinator, of whichever kind of federation.
 
     UsageError if it is none; EdgeNodeError if it cannot be read.
     """
-    opened = (
-        VflFolder(folder)
-        if (folder / vfl_journal.Journal.FILE).exists()
-        else FederationFolder(folder)
-    )
+    found = (kind for kind in _FOLDERS.values() if (folder / kind.FILE).exists())
+    # without any, the folder of a coordinator says that it is none
+    kind: type[StateFolder] = next(found, FederationFolder)
+    opened = kind(folder)
     opened.refresh()
     return opened
 

@@ -1,4 +1,4 @@
-"""Console beside a coordinator or head: a process of its own,
+"""Console beside a coordinator: a process of its own,
 which ends with that and never the other way round.
 """
 

@@ -5,6 +5,7 @@ and what else its log of events has.
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import ClassVar
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Spec
@@ -26,6 +27,8 @@ class FederationFolder:
     Reading never waits for the coordinator, and keeps it waiting for less than a millisecond a
     round.
     """
+
+    FILE: ClassVar = journal.Journal.FILE
 
     def __init__(self, folder: Path) -> None:
         """UsageError if there is no journal in `folder`; EdgeNodeError if it is damaged."""

@@ -65,7 +65,7 @@ class Description(Struct, frozen=True, kw_only=True):
     """What does not change while a run lasts."""
 
     id: str
-    kind: Literal["federation", "vfl"]
+    kind: str  # `federation`, or the name of a further kind of federation
     federation: str
     method: str
     rounds: int  # 0: without end

@@ -28,16 +28,18 @@ def is_connected(endpoint: Endpoint, federation: str, name: str) -> bool:
 
 
 def check_no_server(endpoint: Endpoint, federation: str) -> None:
-    """Raise UsageError if a coordinator or head is connected;
+    """Raise UsageError if a server is connected;
     it may run from a copy of our state folder.
     """
     if is_name_taken(endpoint, Claim.draw(topics.presence(federation, topics.COORDINATOR))):
         raise another_server(endpoint, federation)
 
 
-def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
+def check_name_free(
+    endpoint: Endpoint, federation: str, name: str, state: Path, option: str = "--name"
+) -> None:
     """Raise UsageError if another node of this name is connected, or uses our state folder,
-    or a copy of it.
+    or a copy of it; `option` gives the name.
     """
     check_writable(state)
     if is_name_taken(endpoint, Claim.draw(topics.presence(federation, name))):
@@ -45,16 +47,16 @@ def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path)
             f"the name {name!r} is taken: a node of that name is connected to federation "
             f"{federation!r}",
             "stop that one (it may run from a copy of this state folder), or "
-            f"{take_another_name(endpoint)}",
+            f"{take_another_name(endpoint, option)}",
         )
 
 
-def take_another_name(endpoint: Endpoint) -> str:
+def take_another_name(endpoint: Endpoint, option: str = "--name") -> str:
     """The remedy for a node whose name is another's, too:
     with a kit the name stands in its certificate.
     """
     if endpoint.kit is None:
-        return "choose another --name (of edge-node vfl join: --sensor)"
+        return f"choose another {option}"
     return (
         f"take a kit of another name, which edge-node provision {endpoint.kit.federation} "
         "--nodes NAME makes"

@@ -177,7 +177,7 @@ class Board:
             ):
                 return self._update_node(event)
             case Learning():
-                self._update_vertical(event)
+                self._update_learning(event)
             case CellFinished():
                 self._cells = event
                 self._step_started = self._clock()
@@ -216,7 +216,7 @@ class Board:
                 return [format_event(event)]
         return []
 
-    def _update_vertical(self, event: Learning) -> None:
+    def _update_learning(self, event: Learning) -> None:
         self._waiting = ""
         node = self._nodes.setdefault(event.node, _Node())
         node.round = str(event.round)

@@ -1,5 +1,5 @@
 """Log of a federation's events: JSON lines with their times,
-in the state folder of its coordinator or head.
+in the state folder of its coordinator.
 
 It has what the journal has not: what nodes did when and what they told of themselves, who came,
 went and erred.

@@ -7,7 +7,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-from broker_config.protocol.messages import Option
+from broker_config.protocol.messages import Option, Validation
 from edge.terminal.formatting import (
     format_bytes,
     format_metrics,
@@ -17,7 +17,6 @@ from edge.terminal.formatting import (
     format_validation,
     pluralize,
 )
-from edge_node.extensions.vfl.messages import Validation
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
@@ -49,7 +48,7 @@ class Gathering(Event, frozen=True, kw_only=True):
     nodes: int
     rounds: int  # 0: unlimited
     settings: dict[str, Option] = {}  # of the run, as its coordinator or a simulation tells them
-    what: Literal["node", "sensor"] = "node"
+    what: str = "node"  # they are called
 
 
 class NodeJoined(Event, frozen=True, kw_only=True):
@@ -157,15 +156,13 @@ class RoundClosed(Event, frozen=True, kw_only=True):
 
 
 class Learning(Event, frozen=True, kw_only=True):
-    """Progress of a party of a vertical federation, at most once a second,
-    since there may be many rounds.
-    """
+    """Progress of a node whose rounds are many and short, at most once a second."""
 
     node: str
     round: int  # the last one that it has learnt from
     rounds: int = 0  # in all; 0: unknown or unlimited
     rate: float  # recent rounds per second
-    loss: float | None = None  # of that round; only the head knows it
+    loss: float | None = None  # of that round; None if the node does not know it
     validation: Validation | None = None  # of the newest products, likewise
 
 

@@ -30,7 +30,7 @@ from trainer.progress.remaining_time import Clock, RemainingTime
 _MAX_ROUND_LINES = 50  # of more rounds only every n-th has a line, but at least one a minute
 _MAX_JOIN_LINES = 10  # likewise
 _MINUTE = 60.0
-# seconds between two lines of a vertical federation, or of training alone, at least
+# seconds between two lines of a node that is learning, or of training alone, at least
 _INTERVAL = 10.0
 _STEP_INTERVAL = 5.0  # likewise, of a step that says how far it is
 

@@ -50,6 +50,7 @@ app.add_typer(
         "model together."
     ),
     epilog="Example: edge-node vfl join --sensor press --columns force,speed --data press.csv",
+    rich_help_panel="The sensors of one line",
 )
 
 

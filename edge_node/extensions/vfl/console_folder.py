@@ -1,6 +1,7 @@
 """State folder of a vertical federation's head, followed as it grows."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from edge_node.extensions.vfl.messages import VflSpec
 from edge_node.extensions.vfl.server import journal
@@ -21,6 +22,8 @@ _MEASURES = (
 
 class VflFolder:
     """The runs in a head's state folder, the newest last."""
+
+    FILE: ClassVar = journal.Journal.FILE
 
     def __init__(self, folder: Path) -> None:
         """UsageError if there is no journal in `folder`; EdgeNodeError if it is damaged."""

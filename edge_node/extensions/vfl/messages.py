@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.messages import (
     ClassName,
+    CommonSpec,
     Finite,
     Identity,
     Message,
@@ -18,11 +19,10 @@ from broker_config.protocol.messages import (
     Seconds,
     SessionId,
     Stage,
+    Validation,
 )
 
 Period = Annotated[int, Meta(ge=0, le=1 << 40)]  # rounds of VFL go on for years
-Ratio = Annotated[float, Meta(ge=0, le=1)]
-NonNegative = Annotated[float, Meta(ge=0, lt=1e30)]
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 
 
@@ -92,14 +92,11 @@ class Privacy(Struct, frozen=True, kw_only=True):
     multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # of the noise, in lengths of `clip`
 
 
-class VflSpec(Message, frozen=True, kw_only=True):
+class VflSpec(CommonSpec, frozen=True, kw_only=True):
     """Settings of VFL, retained in the place of a federation's Spec:
     all that a sensor must know besides its data.
     """
 
-    federation: Name
-    run: RunId
-    software: str
     # in the order of the head's inputs
     sensors: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]
     network: str  # of the sensors (edge_node.extensions.vfl.networks)
@@ -162,19 +159,6 @@ class SensorState(Struct, frozen=True, kw_only=True):
     lacks: Annotated[str, Meta(max_length=300)] = ""  # what it waits for, in words
 
 
-class Validation(Struct, frozen=True, kw_only=True):
-    """How well the newest products were judged before anybody learnt from them: `rmse`,
-    or `accuracy` and `recall`.
-    """
-
-    products: Annotated[int, Meta(ge=1, le=1_000_000)]
-    accuracy: Ratio | None = None  # of them that were judged right
-    recall: Ratio | None = None  # the mean over their classes
-    rmse: NonNegative | None = None  # where classes are numbers
-    # accuracy of always their most frequent class, or RMSE of always their mean
-    baseline: NonNegative
-
-
 class VflOverview(Message, frozen=True, kw_only=True):
     """Progress of VFL, retained where a federation's Overview would be."""
 
@@ -188,6 +172,3 @@ class VflOverview(Message, frozen=True, kw_only=True):
     validation: Validation | None = None
     rate: Seconds = 0.0  # rounds a second, lately
     sensors: tuple[SensorState, ...] = ()
-
-
-VflMessage = VflSpec | VflHello | VflOverview

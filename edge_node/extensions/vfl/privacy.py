@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.round_contents import BOUND_REVISION
 from broker_config.security.one_time import digest_spec
 from broker_config.storage import checksums, disk
 from edge_node.extensions.vfl.channel_noise import Array
@@ -116,6 +117,16 @@ def _read_secret(folder: Path) -> bytes | None:
         return checksums.read_record(path, bytes)
     except checksums.DamagedError as error:
         raise EdgeNodeError(f"the secret {path} is damaged: {error}", _RESTORE) from error
+
+
+def needed_revision(spec: VflSpec) -> int:
+    """Return the revision of the protocol that a sensor of this federation must know."""
+    return BOUND_REVISION if spec.privacy.clip else 0
+
+
+def predates_binding(spec: VflSpec) -> bool:
+    """Return whether the noise of a run is of an earlier version, and could hide two embeddings."""
+    return spec.revision < needed_revision(spec)
 
 
 def run_secret(secret: bytes, spec: VflSpec) -> bytes:

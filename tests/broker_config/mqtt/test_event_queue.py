@@ -11,9 +11,9 @@ import pytest
 from broker_config.mqtt.client import Connected, Delivery
 from broker_config.mqtt.event_queue import EVENT_OVERHEAD, EventQueue
 from broker_config.transfer.blob_transfer import EVENT_QUEUE
-from edge_node.extensions.vfl.frames import LARGEST_FRAME
 
 CLIENT = cast(Any, None)
+FRAME = 1 << 20  # bytes
 
 
 def delivery(size: int) -> Delivery:
@@ -21,15 +21,15 @@ def delivery(size: int) -> Delivery:
 
 
 def test_large_frames_fill_it_and_what_is_taken_makes_room() -> None:
-    events = EventQueue(10 * LARGEST_FRAME)
+    events = EventQueue(10 * FRAME)
     for _ in range(10):
-        events.put_nowait(delivery(LARGEST_FRAME))
+        events.put_nowait(delivery(FRAME))
     with pytest.raises(queue.Full):
         events.put_nowait(delivery(0))
     for _ in range(10):
-        assert len(events.get_nowait().payload) == LARGEST_FRAME
+        assert len(events.get_nowait().payload) == FRAME
     assert events.empty()
-    events.put_nowait(delivery(LARGEST_FRAME))
+    events.put_nowait(delivery(FRAME))
 
 
 def test_it_fills_with_small_things_too_and_gives_them_back_in_order() -> None:

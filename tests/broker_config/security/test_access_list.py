@@ -17,6 +17,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.handshake import MQTT5
 from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError
+from broker_config.protocol.federation_kinds import KINDS, NODE
 from broker_config.protocol.topics import COORDINATOR, MONITOR, TRIAL
 from broker_config.security import certificate_authority
 from edge.doctor.probe import ProbeConnection
@@ -42,29 +43,27 @@ NAMED = {
     "chunks": 1,
     "want": 2,
 }
-NAMED |= {
-    "opened": 0,
-    "representation": 0,
-    "predictions": 0,
-    "embeddings": 1,
-    "gradients": 1,
-    "products": 1,
-}
+# those of further kinds of federation, as far as they are installed
+KIND_TOPICS = {f"{name}/{each.path}": each for name, kind in KINDS.items() for each in kind.topics}
+NAMED |= {path: path.count(NODE) for path in KIND_TOPICS}
 
 # The specification: who must; everybody else must not
 
 
 def writers(kind: str, *names: str) -> set[str]:
     match kind, names:
-        case "spec" | "round" | "status" | "opened" | "representation" | "predictions", ():
+        case "spec" | "round" | "status", ():
             return {COORDINATOR}
-        case "presence" | "up" | "chunks" | "embeddings" | "products", (name,):
+        case "presence" | "up" | "chunks", (name,):
             return {name} - {MONITOR}
-        case "down" | "gradients", _:
+        case "down", _:
             return {COORDINATOR}
         # nodes ask the coordinator only
         case "want", (holder, asker) if COORDINATOR in (holder, asker):
             return {asker} - {MONITOR}
+        case _ if kind in KIND_TOPICS:
+            writer = KIND_TOPICS[kind].writer
+            return {COORDINATOR} if writer == COORDINATOR else {*names} - {MONITOR}
     return set()
 
 
@@ -72,15 +71,13 @@ def readers(kind: str, *names: str) -> set[str]:
     match kind, names:
         case ("spec" | "round", ()) | ("presence", ("coordinator",)):
             return {*USERS}
-        case "status" | "predictions", ():
+        case "status", ():
             return {COORDINATOR, MONITOR}
-        case "opened" | "representation", ():
-            return {*USERS} - {MONITOR}
-        case "up" | "embeddings" | "products", _:
+        case "up", _:
             return {COORDINATOR}
         case "presence", (name,):
             return {name, COORDINATOR} - {MONITOR}
-        case "down" | "gradients", (name,):
+        case "down", (name,):
             return {name} - {MONITOR}
         case "want", (holder, _):
             return {holder} - {MONITOR}
@@ -88,6 +85,11 @@ def readers(kind: str, *names: str) -> set[str]:
             return {*USERS} - {MONITOR}
         case "chunks", _:
             return {COORDINATOR}
+        case _ if kind in KIND_TOPICS:
+            allowed = KIND_TOPICS[kind].readers
+            nodes = {*names} or {*USERS}
+            found = nodes - {MONITOR} if "node" in allowed else set()
+            return found | ({COORDINATOR, MONITOR} & {*allowed})
     return set()
 
 
@@ -97,6 +99,9 @@ def readers(kind: str, *names: str) -> set[str]:
 def topic(federation: str, kind: str, *names: str) -> str:
     if kind == "chunks":
         return topics.chunks(federation, *names, DIGEST, 262_144)
+    if kind in KIND_TOPICS:
+        path = kind.replace(NODE, *names) if names else kind
+        return f"{topics.ROOT}/{federation}/{path}"
     make: Callable[..., str] = getattr(topics, "round_state" if kind == "round" else kind)
     return make(federation, *names)
 

@@ -81,15 +81,6 @@ TOPICS = {
     topics.presence("steel", "plant-b"): "plant-b",
     topics.up("steel", "plant-a"): "plant-a",
     topics.up("steel", "plant-b"): "plant-b",
-    topics.opened("steel"): "coordinator",
-    topics.representation("steel"): "coordinator",
-    topics.predictions("steel"): "coordinator",
-    topics.gradients("steel", "plant-a"): "coordinator",
-    topics.gradients("steel", "plant-b"): "coordinator",
-    topics.embeddings("steel", "plant-a"): "plant-a",
-    topics.embeddings("steel", "plant-b"): "plant-b",
-    topics.products("steel", "plant-a"): "plant-a",
-    topics.products("steel", "plant-b"): "plant-b",
 }
 
 

@@ -32,7 +32,6 @@ from broker_config.security.access_list import acl
 from edge.doctor import access_check, broker_check, connection_check
 from edge.doctor.probe import ProbeConnection
 from edge.doctor.run import KIT, LOOPBACK, exit_code, run_checks
-from edge_node.extensions.vfl.messages import VflSpec
 from tests.support.certificates import Authority
 from tests.support.daemon_process import BLOCK_TORCH
 from tests.support.doctor_checks import EVERY, configured, diagnose, tried
@@ -40,6 +39,7 @@ from tests.support.paths import REPOSITORY, WIRE_FILE
 from tests.support.plants import run, start
 from tests.support.proxy import Proxy
 from tests.support.secured_mosquitto import Secured
+from tests.support.trial_kind import TrialSpec, registered
 from tests.support.waiting import PATIENCE
 
 NAMES = [name for name in EVERY if name not in {find.__name__ for find in KIT}]  # without a kit
@@ -290,27 +290,38 @@ def test_a_node_that_may_write_the_coordinator_s_topics_is_a_warning(guarded: Gu
     assert "docs/protocol.md" in found.remedy
 
 
-def test_the_topics_of_lines_are_tried_once_a_line_is_announced(tmp_path: Path) -> None:
-    (tmp_path / "acl").write_text("topic readwrite edge-node/#\ntopic deny edge-node/v1/+/vfl/#\n")
-    line = VflSpec(
-        federation="press",
-        run="0" * 16,
-        software="",
-        sensors=("a",),
-        network="linear",
-        classes=("x", "y"),
+def test_the_topics_of_a_further_kind_are_tried_once_a_federation_of_it_is_announced(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "acl").write_text(
+        "topic readwrite edge-node/#\ntopic deny edge-node/v1/+/trial/#\n"
     )
+    spec = TrialSpec(federation="press", run="0" * 16, software="", parties=3)
     with (
+        registered(),
         configured(tmp_path, f"acl_file {tmp_path / 'acl'}") as port,
         tried(f"mqtt://127.0.0.1:{port}") as context,
     ):
         assert connection_check.federations(context).found == "none is announced here yet"
         assert access_check.access(context).outcome == "ok"
-        with context.connection("head") as head:
-            assert not head.publish(topics.spec("press"), encode(line), retain=True)
-        assert connection_check.federations(context).found == "press (1 sensor)"
+        with context.connection("coordinator") as coordinator:
+            assert not coordinator.publish(topics.spec("press"), encode(spec), retain=True)
+        assert connection_check.federations(context).found == "press (3 parties)"
         found = access_check.access(context)
-    assert (found.outcome, found.found) == ("failure", "plant-a may not write embeddings, products")
+    assert (found.outcome, found.found) == ("failure", "plant-a may not write answer")
+
+
+def test_a_federation_of_a_kind_that_is_not_installed_is_a_warning(
+    mosquitto: EmbeddedBroker,
+) -> None:
+    spec = TrialSpec(federation="press", run="0" * 16, software="", parties=3)
+    with tried(mosquitto.url) as context:
+        with context.connection("coordinator") as connection:
+            connection.publish(topics.spec("press"), encode(spec), retain=True)
+        found = connection_check.federations(context)
+    assert found.outcome == "warning"
+    assert "press" in found.found
+    assert "TrialSpec" in found.found
 
 
 @pytest.mark.slow
@@ -342,7 +353,8 @@ def test_a_spec_that_cannot_be_read_is_a_warning(mosquitto: EmbeddedBroker) -> N
         with context.connection("coordinator") as connection:
             connection.publish("edge-node/v1/steel/spec", b'{"type": "Spec"}', retain=True)
         found = connection_check.federations(context)
-    assert (found.outcome, found.found) == ("warning", "the spec of steel cannot be read")
+    assert found.outcome == "warning"
+    assert found.found.startswith("the spec of steel cannot be read")
 
 
 @pytest.mark.slow

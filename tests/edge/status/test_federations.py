@@ -40,11 +40,11 @@ from edge.status.federations import (
     json_objects,
 )
 from edge.status.rendering import notices, render
-from edge_node.extensions.vfl.messages import SensorState, Validation, VflOverview
 from tests.support.manual_clock import Clock
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, here, run, start
 from tests.support.provisioned_federation import Guarded
 from tests.support.terminal import Terminal, console, text_lines
+from tests.support.trial_kind import TrialOverview, registered
 from tests.support.waiting import wait_until
 from tests.support.wire_messages import CASES, MANIFEST, RUN, SESSION
 
@@ -101,20 +101,9 @@ TOPICS = {
     RoundState: topics.round_state,
     Overview: topics.status,
     Presence: lambda name: topics.presence(name, topics.COORDINATOR),
-    VflOverview: topics.status,
+    TrialOverview: topics.status,
 }
-LINE = VflOverview(
-    run=RUN,
-    time=NOW,
-    round=41,
-    status="open",
-    loss=0.25,
-    rate=212.5,
-    sensors=(
-        SensorState(name="press", present=True, latency=0.0304, iterations=2),
-        SensorState(name="oven", present=False),
-    ),
-)
+OTHER = TrialOverview()
 
 
 def topic_of(message: AnyMessage, federation: str = "steel") -> str:
@@ -206,64 +195,37 @@ def test_what_cannot_be_read_is_named_until_something_readable_comes() -> None:
     assert not found.unreadable
 
 
-def test_of_a_line_that_learns_its_sensors_rounds_loss_and_latencies_are_shown() -> None:
-    assert shown_lines(monitor(ONLINE, LINE), 60) == [
-        "vertical federation steel: 2 sensors",
-        "learning: 41 rounds closed, loss 0.250, 212.5 rounds per",
-        "second",
-        "node   state           latency  iterations",
-        "press                    30 ms           2",
-        "oven   absent",
-    ]
-    assert not monitor(LINE).ended
-    assert monitor(changed(LINE, status="finished")).ended
-    assert json_objects(monitor(LINE))[0]["sensors"][1]["name"] == "oven"
+def test_a_federation_of_a_further_kind_is_shown_in_its_own_words() -> None:
+    with registered():
+        assert shown_lines(monitor(ONLINE, OTHER), 60) == [
+            "trial steel",
+            "at work",
+            "node   state           pulse",
+            "press  absent             72",
+            "press is missed",
+        ]
+        assert "nobody is there" in shown_lines(monitor(OFFLINE, OTHER), 60)
+        assert not monitor(OTHER).ended
+        assert monitor(changed(OTHER, done=True)).ended
+        assert json_objects(monitor(OTHER))[0]["federation"] == "steel"
+        assert json_objects(monitor(OTHER))[0]["says"] == "at work"
 
 
-def test_of_a_line_it_is_shown_whether_its_model_is_worth_anything() -> None:
-    judged = Validation(products=1000, accuracy=0.861, recall=0.41, baseline=0.85)
-    assert shown_lines(monitor(ONLINE, changed(LINE, validation=judged)), 160)[2] == (
-        "of the newest 1000 products, judged before they were learnt from, 86.1 % right "
-        "(always the most frequent class: 85.0 %), mean recall 41.0 %"
-    )
-    judged = Validation(products=1, rmse=21.5, baseline=40.125)
-    assert shown_lines(monitor(ONLINE, changed(LINE, validation=judged)), 160)[2] == (
-        "of the newest 1 product, judged before they were learnt from, RMSE 21.5 (always their "
-        "mean: 40.12)"
-    )
+def test_the_words_of_a_further_kind_of_federation_cannot_move_the_cursor() -> None:
+    with registered():
+        shown = shown_lines(monitor(ONLINE, changed(OTHER, says="\x1b[2J")), 60)
+    assert not any("\x1b" in line for line in shown)
 
 
-def test_of_a_line_it_is_shown_what_it_waits_for() -> None:
-    line = changed(LINE, rate=0.25, paused=True, awaited="more products with a label")
-    assert shown_lines(monitor(ONLINE, line), 80)[1:3] == [
-        "paused: 41 rounds closed, loss 0.250, 4.0 s a round",
-        "waiting for more products with a label",
-    ]
-    gone = shown_lines(monitor(OFFLINE, LINE), 80)
-    assert gone[1] == "learning: 41 rounds closed, loss 0.250", "nobody closes rounds"
-    assert gone[2] == "the head is offline: sensors wait for it, and go on when it is back"
-
-
-def test_what_a_sensor_waits_for_is_said_once() -> None:
-    sensors = (SensorState(name="press", present=True, lacks="product P7: append its row"),)
-    line = changed(LINE, paused=True, awaited="press", sensors=sensors)
-    assert [each for each in shown_lines(monitor(ONLINE, line), 80) if "waiting" in each] == [
-        "waiting for press, which lacks product P7: append its row"
-    ]
-
-
-def test_of_a_head_that_nothing_is_known_of_nothing_is_said() -> None:
-    assert not any("offline" in each for each in shown_lines(monitor(LINE), 80))
-
-
-def test_a_line_that_is_over_lacks_nobody() -> None:
-    over = changed(LINE, status="finished", paused=True, awaited="oven")
-    assert shown_lines(monitor(OFFLINE, over), 80)[1:] == [
-        "finished: 41 rounds closed, loss 0.250",
-        "node   latency  iterations",
-        "press    30 ms           2",
-        "oven",
-    ]
+def test_a_federation_of_a_kind_that_is_not_installed_is_named() -> None:
+    with registered():
+        payload = encode(OTHER)
+    found = monitor(SPEC, OPEN)
+    found.update(topics.status("copper"), payload, retained=True)
+    last = shown_lines(found, 200)[-1]
+    assert "TrialOverview" in last
+    assert "install" in last
+    assert found.statuses()[0].round == 9
 
 
 @pytest.mark.parametrize(

@@ -549,30 +549,6 @@ NOWHERE = "mqtt://127.0.0.1:1"
     [
         ("coordinate", NOWHERE, "--nodes", "2", "--classes", "a,b", "--model", "small", "--state"),
         ("join", NOWHERE, "--name", "plant-a", "--no-images", "--state"),
-        (
-            "vfl",
-            "coordinate",
-            NOWHERE,
-            "--sensors",
-            "press",
-            "--labels",
-            "none.csv",
-            "--classes",
-            "a,b",
-            "--state",
-        ),
-        (
-            "vfl",
-            "join",
-            NOWHERE,
-            "--sensor",
-            "press",
-            "--columns",
-            "force",
-            "--data",
-            "none.csv",
-            "--state",
-        ),
         ("serve", "--port", "0", "--state"),
     ],
     ids=lambda words: " ".join(words[:2]),
@@ -762,47 +738,6 @@ def test_a_coordinator_that_makes_its_first_broadcast_is_ended_by_a_signal(tmp_p
     assert (ended.returncode, ended.stdout) == (130, "")
 
 
-def run_head(begin: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """`vfl coordinate` for ever, in a process that runs `begin` first."""
-    options = ["vfl", "coordinate", "mqtt://127.0.0.1:1", "--sensors", "press,oven"]
-    options += ["--labels", "labels.csv", "--classes", "ok,burr"]
-    program = f"{begin}from edge_node.cli.main import main\nmain()\n"
-    return subprocess.run(
-        [sys.executable, "-c", program, *options],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_a_head_that_loads_torch_says_so_and_is_ended_by_a_signal(tmp_path: Path) -> None:
-    loading = (
-        "import signal, sys\n"
-        "class Finder:\n"
-        "    def find_spec(name, *_):\n"
-        "        if name == 'edge_node.extensions.vfl.server.startup':\n"
-        "            signal.raise_signal(signal.SIGINT)\n"
-        "            sys.exit(3)\n"
-        "sys.meta_path.insert(0, Finder)\n"
-    )
-    ended = run_head(loading, tmp_path)
-    assert ended.returncode == 130
-    assert "torch" in ended.stderr
-
-
-def test_a_head_without_a_last_round_says_when_it_is_stopped_that_it_goes_on(
-    tmp_path: Path,
-) -> None:
-    stopped = (
-        "from edge_node.extensions.vfl.server import startup\n"
-        "startup.coordinate = lambda *_, **__: 45\n"
-    )
-    ended = run_head(stopped, tmp_path)
-    assert ended.returncode == 0
-    assert "same command" in ended.stderr
-
-
 def test_what_an_export_names_for_serving_is_a_trust_file_that_is_there(tmp_path: Path) -> None:
     for made in ("plant-a-kit/plant-a.trust", "steel/trust/plant-b.trust", "steel/kits/x"):
         (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
@@ -818,7 +753,6 @@ def test_what_an_export_names_for_serving_is_a_trust_file_that_is_there(tmp_path
     [
         ("edge-node simul", "simulate"),
         ("edge-node bundle acti", "activate"),
-        ("edge-node vf", "vfl"),
     ],
 )
 def test_bash_completes_what_is_typed(typed: str, proposed: str) -> None:

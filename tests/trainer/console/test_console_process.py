@@ -9,14 +9,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.http.login import Accounts
-from tests.support import vfl_runs
 from tests.support.browser import Page, browse
+from tests.support.console_process import is_served, url_in
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import CLASSES, draw, drawn_weights, start, wait_for
 from tests.support.ports import free_port
@@ -33,19 +32,6 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
     found.start()
     yield found
     found.kill()
-
-
-def url_in(text: str) -> str:
-    found = re.search(r"console: (http://\S+)", text)
-    assert found, text
-    return found[1]
-
-
-def is_served(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def test_it_serves_while_the_coordinator_runs_and_no_longer(tmp_path: Path) -> None:
@@ -149,76 +135,6 @@ def test_a_live_federation_is_followed_and_outlives_its_console(
             "coordinator"
         ].read_text()
         assert len(history(state)) == 30
-    finally:
-        for process in processes:
-            process.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.needs("chromium")
-def test_sensors_are_followed_while_they_learn(tmp_path: Path, broker: Mosquitto) -> None:
-    vfl_runs.draw(tmp_path / "data", 400, seed=1)
-    log = tmp_path / "head.log"
-    head = start(
-        "vfl",
-        "coordinate",
-        broker.url,
-        "--labels",
-        tmp_path / "data" / "labels.csv",
-        "--classes",
-        "good,bad,ugly",
-        "--sensors",
-        "press,oven",
-        "--start",
-        20,
-        "--chunk",
-        1,
-        "--window",
-        24,
-        "--rounds",
-        300,
-        "--commit",
-        5,
-        "--state",
-        tmp_path / "head",
-        "--http",
-        "0",
-        log=log,
-    )
-    processes = [head]
-    try:
-        url = url_in(wait_for(log, "console: http"))
-        wait_until(lambda: is_served(url))
-        with browse() as page:
-            page.open(url)
-            for name in ("press", "oven"):
-                columns, data = ",".join(vfl_runs.COLUMNS[name]), tmp_path / "data" / f"{name}.csv"
-                processes.append(
-                    start(
-                        "vfl",
-                        "join",
-                        broker.url,
-                        "--sensor",
-                        name,
-                        "--columns",
-                        columns,
-                        "--data",
-                        data,
-                        "--state",
-                        tmp_path / name,
-                        log=tmp_path / f"{name}.log",
-                    )
-                )
-            expect(page.tab.locator("#chart-loss canvas")).to_be_visible()
-            expect(page.tab.locator("#chart-new_accuracy canvas")).to_be_visible()
-            expect(page.tab.locator("#overview")).to_contain_text("Always the same answer")
-            expect(page.tab.locator("#chart-latency canvas")).to_be_visible()
-            expect(page.tab.locator("#chart-iterations canvas")).to_be_visible()
-            expect(page.tab.locator("#nodes tbody tr")).to_have_count(2)
-            expect(page.tab.locator("#operate")).to_be_hidden()
-            assert page.problems == []
-            assert page.violations() == []
-        assert [process.wait(120) for process in processes] == [0, 0, 0], log.read_text()
     finally:
         for process in processes:
             process.kill()

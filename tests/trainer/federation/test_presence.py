@@ -112,7 +112,7 @@ def test_whose_name_is_taken_hears_what_it_can_do_with_a_kit_or_without(
             remedies.append(caught.value.remedy.rpartition(", or ")[2])
     assert remedies == [
         "take a kit of another name, which edge-node provision steel --nodes NAME makes",
-        "choose another --name (of edge-node vfl join: --sensor)",
+        "choose another --name",
     ]
 
 

@@ -401,15 +401,13 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
     honest = masking_machine.settle
 
     def lie(state: Masking, of: round_state.Federation) -> masking_machine.Step:
-        state, effects = honest(state, of)
-        told = [
-            each.step for each in effects if isinstance(each, effects.Say) and each.step.survivors
-        ]
+        state, due = honest(state, of)
+        told = [each.step for each in due if isinstance(each, effects.Say) and each.step.survivors]
         again = [
             effects.Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2]))
             for each in told[:1]
         ]
-        return state, [*effects, *again]
+        return state, [*due, *again]
 
     monkeypatch.setattr(masking_machine, "settle", lie)
     federation = found(endpoint, plants, tmp_path, "lied-to", participation=Participation(quorum=2))

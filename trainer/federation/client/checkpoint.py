@@ -16,10 +16,9 @@ import msgspec
 from safetensors.numpy import load, save_file
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
-from broker_config.protocol.messages import Digest, Manifest, Spec
+from broker_config.protocol.messages import CommonSpec, Digest, Manifest, Spec
 from broker_config.security.one_time import digest_spec
 from broker_config.storage import checksums, disk
-from edge_node.extensions.vfl.messages import VflSpec
 from trainer.federation.masking.member_state import Record as MaskRecord
 from trainer.models.named_tensors import Arrays
 
@@ -101,8 +100,8 @@ def begin_session(folder: Path) -> Identity:
     return new
 
 
-def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
-    """Write down the spec by which a node or sensor takes part in a run:
+def keep_spec(folder: Path, spec: CommonSpec) -> None:
+    """Write down the spec by which a node takes part in a run:
     it holds for the whole run, also after other runs.
 
     Raises: as `check_known`.
@@ -112,7 +111,7 @@ def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
     _write(folder / _SPEC, spec)
 
 
-def check_known(folder: Path, spec: Spec | VflSpec) -> bool:
+def check_known(folder: Path, spec: CommonSpec) -> bool:
     """Return whether the folder was in this run before, which must have been by this spec.
 
     Raises:

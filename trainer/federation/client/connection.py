@@ -1,6 +1,4 @@
-"""Control connection of a federation's member, a node or a sensor: presence, hello,
-and what its server answers.
-"""
+"""Control connection of a federation's member: presence, hello, and what its server answers."""
 
 import importlib.metadata
 import queue
@@ -18,8 +16,7 @@ from broker_config.mqtt.collision import another_process
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import AnyMessage, Finished, Refusal, Spec
-from edge_node.extensions.vfl.messages import VflHello, VflSpec
+from broker_config.protocol.messages import CommonSpec, Finished, Message, Refusal
 from trainer import progress
 from trainer.federation.client.checkpoint import Identity
 
@@ -36,7 +33,7 @@ class ClientConnection:
         identity: of its state folder and of this process.
         inbox: receives what happens on the connection.
         report: shows progress.
-        server: what the federation's server is to its members: the coordinator, or the head.
+        server: what the federation's server is to its members, such as the coordinator.
         persistent: whether the broker keeps messages while this process is away.
         remedy: for two processes of one name.
     """
@@ -44,7 +41,7 @@ class ClientConnection:
     def __init__(
         self,
         endpoint: Endpoint,
-        spec: Spec | VflSpec,
+        spec: CommonSpec,
         name: str,
         identity: Identity,
         inbox: queue.Queue[Any],
@@ -101,7 +98,7 @@ class ClientConnection:
         """Publish that we are connected."""
         self.mqtt.publish_presence(online=True)
 
-    def send(self, message: AnyMessage | VflHello) -> None:
+    def send(self, message: Message) -> None:
         """Send to the server."""
         self.mqtt.publish(self._up, encode(message))
 
@@ -126,7 +123,7 @@ class ClientConnection:
         if isinstance(event, TakenOver):
             raise another_process(self._name, self._remedy)
 
-    def observe_spec(self, spec: Spec | VflSpec) -> None:
+    def observe_spec(self, spec: CommonSpec) -> None:
         """Report once that the spec of this run is not any more what this member goes by,
         and others may not.
         """

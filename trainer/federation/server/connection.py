@@ -1,8 +1,7 @@
 """Control connection of a federation's server: announcements,
 admission and refusal of members, roll calls.
 
-The coordinator of a federation and the head of a vertical one both speak to their members through
-it.
+The servers of all kinds of federation speak to their members through it.
 """
 
 import queue
@@ -27,28 +26,26 @@ from broker_config.protocol.codec import DecodeError, encode
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import (
     Accepted,
+    CommonSpec,
     Finished,
     Hello,
     MaskingStep,
-    Overview,
+    Message,
     Refusal,
     RoundState,
-    Spec,
     Welcome,
 )
-from broker_config.protocol.round_contents import needed_revision
 from broker_config.security.message_encryption import CoordinatorEncryption
-from edge_node.extensions.vfl.messages import VflHello, VflOverview, VflSpec
 from trainer import progress
 from trainer.federation.presence import another_server
-from trainer.federation.server.membership import GRACE, MAX_MESSAGES, WINDOW, Membership
+from trainer.federation.server.membership import GRACE, MAX_MESSAGES, WINDOW, AnyHello, Membership
 
 _FAREWELL = 5.0  # seconds for the last messages to reach the broker
 _REMEDY = "check its version and disk and the log of its federation's server, then join again"
 
 
 class Server(Protocol):
-    """The coordinator or head that a connection belongs to."""
+    """The server that a connection belongs to."""
 
     @property
     def round(self) -> int:
@@ -97,13 +94,15 @@ class ServerConnection:
         membership: of the federation.
         report: shows progress.
         persistent: whether the broker keeps messages while this process is away.
+        needs_revision: of the protocol, that members must know.
+        needs_masks: whether members must know how to mask what they contribute.
         encryption: of messages, whose keys members are given; the endpoint has it, too.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
-        spec: Spec | VflSpec,
+        spec: CommonSpec,
         session: str,
         inbox: queue.Queue[Any],
         server: Server,
@@ -111,6 +110,8 @@ class ServerConnection:
         report: progress.Report,
         *,
         persistent: bool,
+        needs_revision: int,
+        needs_masks: bool = False,
         encryption: CoordinatorEncryption | None = None,
     ):
         self._endpoint = endpoint
@@ -118,6 +119,8 @@ class ServerConnection:
         self._server = server
         self._session = session
         self._encryption = encryption
+        self._needs_revision = needs_revision
+        self._needs_masks = needs_masks
         self._membership = membership
         self._report = report
         self._called = time.monotonic()  # the roll
@@ -157,7 +160,7 @@ class ServerConnection:
         """Publish the state of the rounds."""
         self._publish(topics.round_state, msgspec.structs.replace(state, server=self._session))
 
-    def publish_status(self, overview: Overview | VflOverview) -> None:
+    def publish_status(self, overview: Message) -> None:
         """Publish the state of the members; dropped if the broker cannot take it now:
         it would soon be out of date.
         """
@@ -167,7 +170,7 @@ class ServerConnection:
     def _publish(
         self,
         topic: Callable[[str], str],
-        message: Spec | VflSpec | RoundState | Overview | VflOverview,
+        message: Message,
     ) -> None:
         self.mqtt.publish(topic(self._spec.federation), encode(message), retain=True)
 
@@ -205,7 +208,7 @@ class ServerConnection:
         if not self.mqtt.is_crowded:
             self.mqtt.publish(topics.down(self._spec.federation, node), encode(message))
 
-    def may_join(self, node: str, hello: Hello | VflHello, *, newcomer: bool = False) -> bool:
+    def may_join(self, node: str, hello: AnyHello, *, newcomer: bool = False) -> bool:
         """Whether the sender of a Hello may take part; if not, it is sent the reason.
 
         Stale messages are ignored.
@@ -231,8 +234,8 @@ class ServerConnection:
             present=node in self._server.present,
             newcomer=newcomer,
             needs_key=self._encryption is not None,
-            needs_masks=isinstance(self._spec, Spec) and self._spec.mask_threshold > 0,
-            needs_revision=needed_revision(self._spec),
+            needs_masks=self._needs_masks,
+            needs_revision=self._needs_revision,
         )
         if objection:
             self.reject(node, objection)
@@ -244,7 +247,7 @@ class ServerConnection:
             self._report(progress.Note(text=f"{node} was not let in: {refusal.reason}"))
         self.send(node, refusal)
 
-    def welcome(self, node: str, hello: Hello | VflHello, contributed: int = 0) -> None:
+    def welcome(self, node: str, hello: AnyHello, contributed: int = 0) -> None:
         """Let the sender of a Hello in, who `contributed` last to that round:
         from now on it speaks for the member.
         """

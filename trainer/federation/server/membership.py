@@ -4,10 +4,9 @@ overdue answers to roll calls, message rates. Pure.
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from broker_config.protocol.messages import Hello, Refusal
-from edge_node.extensions.vfl.messages import VflHello
 
 # seconds to answer a roll call, and between two: brokers notice a loss after 30, clients retry
 # after 10
@@ -17,6 +16,40 @@ MAX_MESSAGES = 2000  # messages of a node in a window; a federation needs a few 
 HELLO_COST = 20  # messages that a Hello counts for: each is answered and may be written down
 STRIKES = 3  # times that a node is refused before it is not let in again
 _NAMES = 10_000  # senders that are counted one by one
+
+
+class AnyHello(Protocol):
+    """A member's request to take part, in a federation of any kind."""
+
+    @property
+    def session(self) -> str:
+        """Of the process that asks."""
+        ...
+
+    @property
+    def run(self) -> str:
+        """The run that it means."""
+        ...
+
+    @property
+    def software(self) -> str:
+        """Its version."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Of its state folder; empty if it tells none."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """How many processes have used that folder."""
+        ...
+
+    @property
+    def revision(self) -> int:
+        """Of the protocol, that it knows."""
+        ...
 
 
 class Peer(NamedTuple):
@@ -45,7 +78,7 @@ class Membership:
         peer = self._peers.get(node)
         return peer.session if peer else None
 
-    def is_stale(self, node: str, hello: Hello | VflHello, *, present: bool) -> bool:
+    def is_stale(self, node: str, hello: AnyHello, *, present: bool) -> bool:
         """Whether this Hello was delayed, and a newer process of the same state folder speaks
         for the node.
 
@@ -61,7 +94,7 @@ class Membership:
     def find_objection(
         self,
         node: str,
-        hello: Hello | VflHello,
+        hello: AnyHello,
         run: str,
         *,
         present: bool,
@@ -124,7 +157,7 @@ class Membership:
             )
         return None
 
-    def admit(self, node: str, hello: Hello | VflHello) -> None:
+    def admit(self, node: str, hello: AnyHello) -> None:
         """Let the sender of `hello` speak for the node from now on."""
         if (before := self._peers.get(node)) and before.session != hello.session:
             self._replaced[before.session] = None
@@ -179,7 +212,7 @@ class Membership:
         self._reported.add(what)
         return True
 
-    def _is_same(self, node: str, hello: Hello | VflHello) -> bool:
+    def _is_same(self, node: str, hello: AnyHello) -> bool:
         """Whether a Hello comes from the state folder that holds the place,
         or cannot be told from it.
         """

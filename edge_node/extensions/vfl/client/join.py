@@ -56,7 +56,7 @@ def join(
                 f"the federation {spec.federation!r} has no sensor {name!r}",
                 f"its sensors are {', '.join(spec.sensors)}",
             )
-        check_name_free(endpoint, spec.federation, name, state)
+        check_name_free(endpoint, spec.federation, name, state, "--sensor")
         from edge_node.extensions.vfl.client.session import take_part  # noqa: PLC0415  (torch takes seconds)
         from edge_node.extensions.vfl.client.session_state import NewRunError  # noqa: PLC0415
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from broker_config.mqtt.client import Connected, Delivery, Disconnected, TakenOver
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
-from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import REVISION, Message, Refusal
-from broker_config.protocol.round_contents import predates_binding
 from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.client.local_round import LocalRound
 from edge_node.extensions.vfl.client.sensor_trainer import Deploy, SensorTrainer, Taken
 from edge_node.extensions.vfl.client.session_state import (
@@ -57,7 +56,7 @@ from edge_node.extensions.vfl.client.target_round import check_frame, positions_
 from edge_node.extensions.vfl.frames import LARGEST_FRAME, Graded, Opened, Represented, decode_frame
 from edge_node.extensions.vfl.line.sensor_rows import RowFile
 from edge_node.extensions.vfl.messages import VflHello, VflSpec
-from edge_node.extensions.vfl.privacy import open_protection
+from edge_node.extensions.vfl.privacy import open_protection, predates_binding
 from edge_node.extensions.vfl.process_setup import EVENT_QUEUE, set_up_process
 from edge_node.extensions.vfl.server.spec import check_combinations
 from trainer import progress
@@ -142,8 +141,11 @@ class _Sensor:
         )
         self._mqtt = self._connection.mqtt
         self._mqtt.max_payload = LARGEST_FRAME
-        self._broadcasts = topics.opened(spec.federation), topics.representation(spec.federation)
-        self._gradients = topics.gradients(spec.federation, name)
+        self._broadcasts = (
+            vfl_topics.opened(spec.federation),
+            vfl_topics.representation(spec.federation),
+        )
+        self._gradients = vfl_topics.gradients(spec.federation, name)
 
     def run(self, stop: Callable[[], bool]) -> tuple[int, bool]:
         self._mqtt.subscribe(*self._broadcasts, self._gradients, qos=0)
@@ -289,7 +291,7 @@ class _Sensor:
                 assert self._local
                 for payload in self._local.sent:
                     self._mqtt.publish(
-                        topics.embeddings(self._spec.federation, self._name), payload, qos=0
+                        vfl_topics.embeddings(self._spec.federation, self._name), payload, qos=0
                     )
             case FinishRound(round_):
                 training.finish_round(round_)

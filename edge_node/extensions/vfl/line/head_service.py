@@ -26,6 +26,7 @@ from broker_config.protocol.errors import BrokerError, abbreviate
 from broker_config.storage import disk
 from edge.sinks.append_file import write_all
 from edge.terminal.formatting import pluralize
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.frames import LARGEST_FRAME, Embedded, decode_frame
 from edge_node.extensions.vfl.line.bundle_reload import BundleReloader, NewModel
 from edge_node.extensions.vfl.line.party_model import HeadModel
@@ -48,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Prediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The head's prediction of a product: a JSON object on `topics.predictions`."""
+    """The head's prediction of a product: a JSON object on `vfl_topics.predictions`."""
 
     time: str  # ISO 8601, UTC
     product: str
@@ -106,7 +107,7 @@ def serve_head(
     client = f"edge-node/{federation}/{topics.COORDINATOR}/predict"
     mqtt = MqttClient(endpoint, client, inbox=inbox, persistent=True)
     mqtt.max_payload = LARGEST_FRAME
-    mqtt.subscribe(topics.products(federation, "+"))
+    mqtt.subscribe(vfl_topics.products(federation, "+"))
     with mqtt, reloader:
         answered = memory / f"{federation}-answered.json"
         service = _Service(
@@ -140,7 +141,7 @@ class _Service:
         self._deadline = deadline
         self._models = deque([model], _KEPT)
         self._collector = EmbeddingCollector(model.manifest.sensors, deadline, closed=closed)
-        self._topic = topics.predictions(model.manifest.federation)
+        self._topic = vfl_topics.predictions(model.manifest.federation)
         self._discarded: Counter[tuple[str, str]] = Counter()  # by sensor and reason
         self._unwritten = False  # whether the file could not be written last time
         self._unpublished = 0  # predictions

@@ -12,8 +12,8 @@ from typing import Any
 from broker_config.mqtt.client import MqttClient, TakenOver
 from broker_config.mqtt.collision import another_process
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol import topics
 from edge.terminal.formatting import pluralize
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.frames import Embedded, encode_frame
 from edge_node.extensions.vfl.line.bundle_reload import BundleReloader, NewModel
 from edge_node.extensions.vfl.line.party_bundle import Array, Manifest
@@ -84,7 +84,7 @@ class _Service:
         self._mqtt = mqtt
         self._protect = protect
         self._done = done
-        self._topic = topics.products(model.manifest.federation, model.manifest.node)
+        self._topic = vfl_topics.products(model.manifest.federation, model.manifest.node)
 
     def handle_event(self, inbox: queue.Queue[Any]) -> None:
         """Handle the next event; wait a moment if there is none."""

@@ -9,8 +9,10 @@ from typing import Any
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from edge_node.extensions.vfl import tensor_frames
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.frames import LARGEST_FRAME, encode_frame
 from edge_node.extensions.vfl.messages import VflSpec
+from edge_node.extensions.vfl.privacy import needed_revision
 from edge_node.extensions.vfl.server.round_state import OpenRound
 from trainer import progress
 from trainer.federation.server.connection import Server, ServerConnection
@@ -34,14 +36,22 @@ class HeadConnection(ServerConnection):
         report: progress.Report,
     ):
         super().__init__(
-            endpoint, spec, session, inbox, server, membership, report, persistent=False
+            endpoint,
+            spec,
+            session,
+            inbox,
+            server,
+            membership,
+            report,
+            persistent=False,
+            needs_revision=needed_revision(spec),
         )
         self._federation = spec.federation
         self.mqtt.max_payload = LARGEST_FRAME
 
     def open(self) -> None:
         """Connect and subscribe to all sensors. BrokerError if the broker cannot be reached."""
-        self.mqtt.subscribe(topics.embeddings(self._federation, "+"), qos=0)
+        self.mqtt.subscribe(vfl_topics.embeddings(self._federation, "+"), qos=0)
         super().open()
 
     def withdraw(self) -> None:
@@ -68,9 +78,9 @@ class HeadConnection(ServerConnection):
         or again to one sensor.
         """
         topic = (
-            topics.gradients(self._federation, sensor)
+            vfl_topics.gradients(self._federation, sensor)
             if sensor
-            else topics.opened(self._federation)
+            else vfl_topics.opened(self._federation)
         )
         first, last = positions
         frame = {"run": round_.run, "attempt": round_.attempt, "round": round_.round}
@@ -81,9 +91,9 @@ class HeadConnection(ServerConnection):
         """Send what a round trains with."""
         for sensor, payload in replies:
             topic = (
-                topics.gradients(self._federation, sensor)
+                vfl_topics.gradients(self._federation, sensor)
                 if sensor
-                else topics.representation(self._federation)
+                else vfl_topics.representation(self._federation)
             )
             self.publish_frame(topic, payload)
 
@@ -91,4 +101,4 @@ class HeadConnection(ServerConnection):
         """Send one sensor again what is for it."""
         for name, payload in replies:
             if name in (None, sensor):
-                self.publish_frame(topics.gradients(self._federation, sensor), payload)
+                self.publish_frame(vfl_topics.gradients(self._federation, sensor), payload)

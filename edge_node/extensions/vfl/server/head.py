@@ -18,6 +18,7 @@ from broker_config.protocol.codec import decode
 from broker_config.protocol.errors import PeerError, abbreviate
 from broker_config.protocol.messages import Finished, Message, Presence, RoundState, Stage
 from edge.terminal.formatting import format_validation, pluralize
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.denoiser import sends_pairs
 from edge_node.extensions.vfl.frames import Embeddings, decode_frame, encode_frame
 from edge_node.extensions.vfl.messages import VflHello, VflSpec
@@ -327,7 +328,7 @@ class Head:
                 abbreviate(sensor, 64),
                 f"the sensors of this federation are {', '.join(self._spec.sensors)}",
             )
-        if delivery.topic == topics.embeddings(federation, sensor):
+        if delivery.topic == vfl_topics.embeddings(federation, sensor):
             if self._open and self._takes(sensor, len(delivery.payload), self._open.parts):
                 self._receive_embeddings(sensor, decode_frame(delivery.payload), self._open.parts)
             return

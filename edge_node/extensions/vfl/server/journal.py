@@ -12,9 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.round_contents import predates_binding
+from broker_config.protocol.messages import Validation
 from broker_config.storage.database import Database, reading
-from edge_node.extensions.vfl.messages import Validation, VflSpec
+from edge_node.extensions.vfl.messages import VflSpec
+from edge_node.extensions.vfl.privacy import predates_binding
 from edge_node.extensions.vfl.server.head_state import Member
 from edge_node.extensions.vfl.server.spec import describe_changes
 

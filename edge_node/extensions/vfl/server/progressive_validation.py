@@ -9,8 +9,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from broker_config.protocol.messages import Validation
 from edge.terminal.formatting import format_validation
-from edge_node.extensions.vfl.messages import Validation, VflSpec
+from edge_node.extensions.vfl.messages import VflSpec
 
 _NEWEST = 1000  # products that the score is of
 _PATIENCE = 3000  # products after which a run can be said to have learnt nothing

@@ -9,6 +9,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Message, Presence, Spec
+from edge_node.extensions.vfl import topics as vfl_topics
 from trainer.federation.presence import check_no_server
 from trainer.federation.server.connection import publish_retained
 
@@ -25,7 +26,7 @@ def remove_retained(endpoint: Endpoint, federation: str) -> int:
         EdgeNodeError: the broker did not confirm.
     """
     check_no_server(endpoint, federation)
-    kinds = (topics.spec, topics.round_state, topics.status, topics.predictions)
+    kinds = (topics.spec, topics.round_state, topics.status, vfl_topics.predictions)
     node = topics.COORDINATOR if endpoint.kit else "+"
     presences = topics.presence(federation, node)
     retained = read_retained(endpoint, [*(each(federation) for each in kinds), presences], wait=1.0)

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from playwright.sync_api import expect
 
+from broker_config.protocol.messages import Validation
 from edge_node.extensions.vfl.console_folder import VflFolder
-from edge_node.extensions.vfl.messages import Validation, VflSpec
+from edge_node.extensions.vfl.messages import VflSpec
 from edge_node.extensions.vfl.server.journal import ClosedRound, Journal
+from tests.support import vfl_runs
+from tests.support.browser import browse
+from tests.support.console_process import is_served, url_in
+from tests.support.mosquitto import Mosquitto
+from tests.support.plants import start, wait_for
 from tests.support.vfl_runs import vfl_spec
+from tests.support.waiting import wait_until
 from trainer.progress import Gathering, NodeJoined, event_log
 
 
@@ -135,3 +143,76 @@ def test_who_is_there_stands_in_the_log(tmp_path: Path) -> None:
         "press": "absent",
         "oven": "waiting",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.needs("chromium")
+def test_sensors_are_followed_while_they_learn(tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path / "broker", persistence=False)
+    broker.start()
+    vfl_runs.draw(tmp_path / "data", 400, seed=1)
+    log = tmp_path / "head.log"
+    head = start(
+        "vfl",
+        "coordinate",
+        broker.url,
+        "--labels",
+        tmp_path / "data" / "labels.csv",
+        "--classes",
+        "good,bad,ugly",
+        "--sensors",
+        "press,oven",
+        "--start",
+        20,
+        "--chunk",
+        1,
+        "--window",
+        24,
+        "--rounds",
+        300,
+        "--commit",
+        5,
+        "--state",
+        tmp_path / "head",
+        "--http",
+        "0",
+        log=log,
+    )
+    processes = [head]
+    try:
+        url = url_in(wait_for(log, "console: http"))
+        wait_until(lambda: is_served(url))
+        with browse() as page:
+            page.open(url)
+            for name in ("press", "oven"):
+                columns, data = ",".join(vfl_runs.COLUMNS[name]), tmp_path / "data" / f"{name}.csv"
+                processes.append(
+                    start(
+                        "vfl",
+                        "join",
+                        broker.url,
+                        "--sensor",
+                        name,
+                        "--columns",
+                        columns,
+                        "--data",
+                        data,
+                        "--state",
+                        tmp_path / name,
+                        log=tmp_path / f"{name}.log",
+                    )
+                )
+            expect(page.tab.locator("#chart-loss canvas")).to_be_visible()
+            expect(page.tab.locator("#chart-new_accuracy canvas")).to_be_visible()
+            expect(page.tab.locator("#overview")).to_contain_text("Always the same answer")
+            expect(page.tab.locator("#chart-latency canvas")).to_be_visible()
+            expect(page.tab.locator("#chart-iterations canvas")).to_be_visible()
+            expect(page.tab.locator("#nodes tbody tr")).to_have_count(2)
+            expect(page.tab.locator("#operate")).to_be_hidden()
+            assert page.problems == []
+            assert page.violations() == []
+        assert [process.wait(120) for process in processes] == [0, 0, 0], log.read_text()
+    finally:
+        for process in processes:
+            process.kill()
+        broker.kill()

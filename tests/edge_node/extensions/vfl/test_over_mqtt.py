@@ -23,6 +23,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Refusal, RoundState
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.client.join import join
 from edge_node.extensions.vfl.client.sensor_trainer import SensorTrainer
 from edge_node.extensions.vfl.client.session import take_part
@@ -265,10 +266,10 @@ class Liar:
         self.mqtt.max_payload = LARGEST_FRAME
         federation = spec.federation
         self.gradients, self.down = (
-            topics.gradients(federation, "oven"),
+            vfl_topics.gradients(federation, "oven"),
             topics.down(federation, "oven"),
         )
-        self.mqtt.subscribe(self.gradients, self.down, topics.opened(federation))
+        self.mqtt.subscribe(self.gradients, self.down, vfl_topics.opened(federation))
 
     def hello(self, round_: int = 0) -> None:
         hello = VflHello(
@@ -293,7 +294,7 @@ class Liar:
             received=np.full((opened.last - opened.first, 16), value, np.float32).tobytes(),
         )
         self.mqtt.publish(
-            topics.embeddings(self._spec.federation, "oven"), encode_frame(lie), qos=0
+            vfl_topics.embeddings(self._spec.federation, "oven"), encode_frame(lie), qos=0
         )
 
     def hears(self, topic: str) -> bytes:
@@ -303,7 +304,7 @@ class Liar:
         return event.payload
 
     def opened(self) -> Opened:
-        frame = decode_frame(self.hears(topics.opened(self._spec.federation)))
+        frame = decode_frame(self.hears(vfl_topics.opened(self._spec.federation)))
         assert isinstance(frame, Opened)
         return frame
 
@@ -490,7 +491,7 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(
         mqtt.publish(topics.up(spec.federation, "oven"), encode(hello))
 
         def closed() -> bool:
-            mqtt.publish(topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
+            mqtt.publish(vfl_topics.embeddings(spec.federation, "oven"), encode_frame(row), qos=0)
             return written(tmp_path / "head") >= 3
 
         parties.until(closed)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import REVISION
-from broker_config.protocol.round_contents import needed_revision
 from edge_node.extensions.vfl.channel_noise import Array
 from edge_node.extensions.vfl.client.sensor_trainer import SensorTrainer
 from edge_node.extensions.vfl.client.session import take_part
@@ -35,6 +34,7 @@ from edge_node.extensions.vfl.privacy import (
     count_releases,
     describe_spent,
     load_secret,
+    needed_revision,
     open_protection,
     protect,
     run_secret,

@@ -41,7 +41,7 @@ from broker_config.protocol.messages import (
     Spec,
     Telemetry,
 )
-from broker_config.protocol.round_contents import is_statistics_round
+from broker_config.protocol.round_contents import is_statistics_round, needed_revision
 from broker_config.security import mask_keys
 from broker_config.security.message_encryption import CoordinatorEncryption
 from broker_config.security.signing import ForgedError
@@ -242,6 +242,8 @@ class _Coordinator:
             self._membership,
             report,
             persistent=True,
+            needs_revision=needed_revision(spec),
+            needs_masks=spec.mask_threshold > 0,
             encryption=self._encryption,
         )
         self._transfer = BlobTransfer(

@@ -15,7 +15,7 @@ import pytest
 
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol import topics
+from edge_node.extensions.vfl import topics as vfl_topics
 from edge_node.extensions.vfl.frames import Embedded, encode_frame
 from tests.support.plants import start
 from tests.support.provisioned_federation import Guarded, guarded
@@ -35,7 +35,7 @@ class Watch:
         self.mqtt = MqttClient(
             Endpoint.from_kit(broker.kits["monitor"]), "watch", inbox=self._inbox, persistent=False
         )
-        self.mqtt.subscribe(topics.predictions("steel"))
+        self.mqtt.subscribe(vfl_topics.predictions("steel"))
         self.mqtt.open()
         assert self.mqtt.await_subscription(60)
         self.heard: list[dict[str, Any]] = []
@@ -208,7 +208,7 @@ def test_what_a_sensor_never_says_does_not_hold_a_product_up(site: Site, watch: 
 def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(
     site: Site, press: MqttClient
 ) -> None:
-    topic = topics.products("steel", "press")
+    topic = vfl_topics.products("steel", "press")
     good = np.ones(16, np.float32)
 
     def say(product: str, embedding: bytes, run: str = RUN) -> None:
@@ -221,7 +221,7 @@ def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(
     say("c-3", np.full(16, np.nan, np.float32).tobytes())
     say("c-4", good.tobytes(), run="cd" * 8)
     press.publish(topic, b"\x93nonsense")
-    press.publish(topics.products("steel", "oven"), b"no right to say so")
+    press.publish(vfl_topics.products("steel", "oven"), b"no right to say so")
     for number in range(1500):
         say(f"c-invented-{number}", good.tobytes())
         if number % 400 == 0:
@@ -270,7 +270,7 @@ def test_newer_models_are_taken_up_while_serving_and_older_embeddings_get_an_old
             product=f"d-of-{round_}",
             embedding=np.ones(16, np.float32).tobytes(),
         )
-        press.publish(topics.products("steel", "press"), encode_frame(frame))
+        press.publish(vfl_topics.products("steel", "press"), encode_frame(frame))
     assert watch.final("d-of-12")["round"] == 12
     assert watch.final("d-of-499")["round"] == 500
 

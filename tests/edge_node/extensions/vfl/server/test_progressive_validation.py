@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from edge_node.extensions.vfl.messages import Validation
+from broker_config.protocol.messages import Validation
 from edge_node.extensions.vfl.server.progressive_validation import ProgressiveValidation
 from tests.support.vfl_runs import vfl_spec
 
