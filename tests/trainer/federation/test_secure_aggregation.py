@@ -26,6 +26,7 @@ from trainer.federation.client.checkpoint import find_progress
 from trainer.federation.masking import step_parts
 from trainer.federation.masking.grid import contribution_words
 from trainer.federation.server.coordinator import masking_machine, round_state
+from trainer.federation.server.coordinator.effects import Say
 from trainer.federation.server.coordinator.masking_state import Masking
 from trainer.federation.server.coordinator.process import Outcome
 from trainer.federation.server.operator_actions import request
@@ -402,10 +403,9 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
 
     def lie(state: Masking, of: round_state.Federation) -> masking_machine.Step:
         state, due = honest(state, of)
-        told = [each.step for each in due if isinstance(each, effects.Say) and each.step.survivors]
+        told = [each.step for each in due if isinstance(each, Say) and each.step.survivors]
         again = [
-            effects.Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2]))
-            for each in told[:1]
+            Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2])) for each in told[:1]
         ]
         return state, [*due, *again]
 
