@@ -9,9 +9,9 @@ import pytest
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import ImagePrivacy, Spec, Training
-from tests.support.method_cases import CLASSES
+from tests.support.method_cases import CLASSES, ON_ANY_MODEL
 from trainer.federation.server.spec import Request, draft
-from trainer.methods import METHODS, make
+from trainer.methods import make
 from trainer.privacy.accountant import spent_epsilon
 from trainer.training.privacy_plan import (
     describe,
@@ -65,7 +65,6 @@ REFUSED = {
     "ditto": "same images",
     "fedala": "one gradient",
     "fednova": "send more",
-    "fedtfi": "pieces",
     "local": "nothing leaves",
     "pfedfda": "features",
     "scaffold": "send more",
@@ -73,16 +72,15 @@ REFUSED = {
 
 
 def test_of_every_method_it_is_known_whether_it_can_be_private() -> None:
-    assert sorted([*PRIVATE, *REFUSED]) == sorted(METHODS)
+    assert sorted([*PRIVATE, *REFUSED]) == sorted(ON_ANY_MODEL)
 
 
 @pytest.mark.parametrize("method", REFUSED)
 def test_a_method_in_which_noise_could_hide_no_image_is_refused_with_the_reason(
     method: str,
 ) -> None:
-    texture = {"model": "tel_small", "size": 0} if method == "fedtfi" else {}
     with pytest.raises(UsageError, match=REFUSED[method]) as caught:
-        drafted(method, {"epsilon": "3"}, **texture)
+        drafted(method, {"epsilon": "3"})
     assert "another --method" in caught.value.remedy
 
 
