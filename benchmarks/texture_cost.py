@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from trainer.models import backbones
+from trainer.models.catalogue import ONLY_SIZE
 from trainer.models.named_tensors import add_prefix, is_frozen, is_trainable
 from trainer.models.network import Network, Tensors
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", default=list(PRESETS))
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=list(ONLY_SIZE))
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -62,7 +62,7 @@ def main() -> None:
 
 def measure(model: str, repetitions: int) -> Cost:
     """The cost of a preset; medians."""
-    size = PRESETS[model].size
+    size = ONLY_SIZE[model]
     with torch.device("meta"):
         structure, image = backbones.build(model).eval(), torch.empty(1, 3, size, size)
     with FlopCounterMode(display=False) as counted:

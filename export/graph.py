@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import onnx
@@ -19,10 +19,9 @@ from torch.nn.functional import linear
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Preprocessing
-from edge_node.extensions.textures.networks.texture_network import remove_stem
-from export import class_evidence
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
+from trainer.models.encoders.encoder_module import EncoderModule
 from trainer.models.fusion import ALONE, NOVELTY, OWN, RECEIVED, Fusion
 from trainer.models.named_tensors import is_below
 from trainer.models.network import Tensors
@@ -73,7 +72,7 @@ class _Served(nn.Module):
         fusion = architecture.fusion
         for prefix in fusion.encoders:
             if prefix != OWN:
-                self.add_module(prefix, remove_stem(backbones.build(architecture.model)))
+                self.add_module(prefix, backbones.build(architecture.model).without_stem())
         self.classifier = nn.Linear(fusion.width(self.features), architecture.classes)
         for name in fusion.scalars:
             path, _, last = name.rpartition(".")
@@ -89,10 +88,8 @@ class _Served(nn.Module):
         fusion = self.architecture.fusion
         pixels = image.permute(0, 3, 1, 2).float() - self.channel_mean
         inputs = self.encoder.get_submodule("stem")(pixels) if self.has_stem else pixels
-        both = [self.get_submodule(prefix) for prefix in fusion.encoders]
-        alone, places = zip(
-            *(class_evidence.explain(encoder, inputs) for encoder in both), strict=True
-        )
+        both = [cast(EncoderModule, self.get_submodule(prefix)) for prefix in fusion.encoders]
+        alone, places = zip(*(encoder.explain(inputs) for encoder in both), strict=True)
         weight = self.classifier.weight
         bias = self.classifier.bias
         scalars = {name: self.get_buffer(name) for name in fusion.scalars}

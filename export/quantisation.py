@@ -22,7 +22,7 @@ MAX_CALIBRATION_IMAGES = 256
 TOLERANCE = 0.1
 _OPERATORS = ["Conv", "Clip", "Relu", "MaxPool", "Add"]
 _PRODUCTS = ["MatMul", "Gemm"]
-# smaller matrices cost little: codebooks, whose distances need full precision
+# smaller matrices cost little, and distances between vectors need full precision
 _MIN_QUANTISED_WEIGHTS = 1 << 14
 _ROUNDING_IMAGES = 64  # enough for rounding weights
 

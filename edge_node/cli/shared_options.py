@@ -122,7 +122,7 @@ WEIGHTS = (
 )
 MODEL_NAMES = (
     "efficientnet_lite0, mobilenet_v2, resnet18 or resnet50, each also with _mid, which takes "
-    "features from the middle of the network; small; or a texture network such as fedtfi_small."
+    "features from the middle of the network; small; or another encoder that is installed."
 )
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 SIZE = "Width and height of the network's input, pixels."

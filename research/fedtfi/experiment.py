@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from broker_config.protocol.errors import UsageError
-from edge_node.extensions.textures.networks.texture_presets import PRESETS as NETWORKS
 from research.fedtfi import data, figures, reported, tables, variants
 from research.fedtfi.cell import Cell, Finished
 from research.fedtfi.data import DATASETS, Inputs
@@ -20,7 +19,7 @@ from research.runner.paper import Grid, Order, Paper, Report, Work, distinct, pa
 from trainer import progress
 from trainer.data.class_folders import load, merge
 from trainer.models import backbones
-from trainer.models.catalogue import suggest_weights
+from trainer.models.catalogue import KNOWN, suggest_weights
 from trainer.models.initial_weights import choose_weights
 
 
@@ -132,7 +131,7 @@ def _check_reach(models: Iterable[str]) -> None:
     before cells fail one after another for want of them.
     """
     # one for each file
-    for model in {NETWORKS[model].imagenet: model for model in sorted(models)}.values():
+    for model in {KNOWN[model].imagenet: model for model in sorted(models)}.values():
         if not backbones.can_download(model):
             raise UsageError(
                 f"the ImageNet weights for {model!r} are out of reach",

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from export.graph import (
 )
 from export.parity import open_session
 from export.quantisation import quantise
+from tests.support import stem_encoder
 from tests.support.federation_keys import FederationKeys
 from tests.support.method_cases import ON_ANY_MODEL
 from tests.support.personal_models import (
@@ -96,6 +97,27 @@ NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant
 
 
 @pytest.mark.slow
+def test_two_encoders_have_one_stem_and_look_through_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stem_encoder.register_stem_encoder(monkeypatch.setitem)
+    model = made(Request(model=stem_encoder.NAME, weights="none"), "plant-a", "fenda", 3)
+    architecture = Architecture(
+        stem_encoder.NAME, 3, infer_fusion(model.tensors), model.metadata.preprocessing
+    )
+    served: Any = build_module(architecture, model.tensors, Path("model"))
+    assert not [name for name in served.state_dict() if name.startswith("received.stem")]
+    looks: list[int] = []
+    served.encoder.stem.register_forward_hook(lambda *_: looks.append(1))
+    images = pictures(stem_encoder.SIZE, 4)
+    with torch.no_grad():
+        probabilities, _, features, maps = served(torch.from_numpy(images))
+    assert looks == [1]
+    assert np.abs(probabilities.numpy() - torch_probabilities(model, images)).max() < 1e-5
+    logits = features @ model.tensors["classifier.weight"].T
+    torch.testing.assert_close(maps.mean((3, 4)).sum(1), logits, rtol=1e-3, atol=1e-4)
+
+
 def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
     assert ["fusion" in model.tensors for model in run.models.values()] == [
         True,

@@ -13,14 +13,16 @@ import pytest
 
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages
-from trainer.federation.server.spec import Request, draft, trains
+from trainer.federation.server.spec import Request, draft, suited_model, trains
 from trainer.federation.simulation import SimulationResult, simulate
-from trainer.methods import METHODS
+from trainer.methods import METHODS, Entry
+from trainer.methods.base import MODEL, OneStage
+from trainer.methods.fedavg import fedavg
 from trainer.models.named_tensors import Arrays
 
 CLASSES = ("scratches", "patches", "inclusion")
-ON_ANY_MODEL = tuple(name for name in METHODS if name != "fedtfi")
-"""FedTFI wants a texture network: tests/edge_node/extensions/textures/test_fedtfi_rounds.py."""
+ON_ANY_MODEL = tuple(name for name in METHODS if suited_model(name, {}) == MODEL)
+"""Methods that come with no network of their own."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afedcl": ("afedcl", {}),
     "afedcl, carried over": ("afedcl", {"start": "carry"}),
@@ -32,6 +34,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afedcl, without fusion": ("afedcl", {"fusion": "none", "weights": "equal"}),
     **{name: (name, {}) for name in ON_ANY_MODEL if name != "afedcl"},
 }
+
+
+def register_method_with_model(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make a method known by its name, which is returned, that comes with a network of its own."""
+    entry = Entry(OneStage, lambda *asked: fedavg(*asked)._replace(model="small"))
+    monkeypatch.setitem(METHODS, "with_model", entry)
+    return "with_model"
 
 
 def slow_except(quick: Iterable[str], names: Iterable[str] = ON_ANY_MODEL) -> list[Any]:

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
-from edge_node.extensions.textures.networks import texture_weights
-from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from trainer.models.catalogue import KNOWN, SHIPPED, suggest_weights
-from trainer.models.encoders.staged_encoder import StagedEncoder
+from trainer.models.encoders.encoder_module import EncoderModule
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.torchvision_import import torchvision_models
 from trainer.seeding import key_to_seed
@@ -23,7 +21,7 @@ from trainer.seeding import key_to_seed
 _PATIENCE = 3.0  # seconds for a server to say that it is there
 
 
-def build(model: str) -> nn.Module:
+def build(model: str) -> EncoderModule:
     """The encoder's structure, without BatchNorm's integer counters: nothing uses them,
     and they do not average.
     """
@@ -32,12 +30,6 @@ def build(model: str) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             module.num_batches_tracked = None
     return encoder
-
-
-def feature_map(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Return the maps [n, features, h, w] whose means are the encoder's features."""
-    assert isinstance(encoder, StagedEncoder)  # a texture network has no such maps
-    return encoder.feature_map(images)
 
 
 def draw(model: str, seed: int) -> Arrays:
@@ -82,24 +74,23 @@ def download(model: str, seed: int) -> Arrays:
             f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(others)}"
         )
     weights = _imagenet_weights(model)
+    beginning = KNOWN[model].beginning
     try:
         # torch says there what it downloads; our standard output may be JSON
         with redirect_stdout(sys.stderr):
             state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except (URLError, OSError, RuntimeError) as error:
         other = (
-            ""
-            if model in PRESETS
-            else f", or take --model {offline[0]}, whose ImageNet weights are here"
+            "" if beginning else f", or take --model {offline[0]}, whose ImageNet weights are here"
         )
         raise UsageError(
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
             f"connect to the internet once, or {suggest_weights(model)}{other}",
         ) from error
-    if model not in PRESETS:
+    if beginning is None:
         return _to_arrays({name: state[name] for name in build(model).state_dict()})
     drawn = draw(model, seed)
-    begun = texture_weights.rename_pretrained(_to_arrays(state), stem=PRESETS[model].stem)
+    begun = beginning.rename(_to_arrays(state))
     return {**drawn, **select(begun, drawn)}
 
 

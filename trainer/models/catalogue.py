@@ -4,12 +4,11 @@ what they can begin with.
 
 from pathlib import Path
 
-from edge_node.extensions.textures.networks.texture_presets import PRESETS, Preset
 from trainer.models.encoders import ENCODERS
 from trainer.models.encoders.encoder import Encoder
 from trainer.models.weights_package import find_file
 
-KNOWN: dict[str, Encoder | Preset] = {**ENCODERS, **PRESETS}
+KNOWN: dict[str, Encoder] = dict(ENCODERS)
 """The backbones there are."""
 
 FEATURES = {name: each.features for name, each in KNOWN.items()}
@@ -18,16 +17,16 @@ FEATURES = {name: each.features for name, each in KNOWN.items()}
 VALUES = {name: each.values for name, each in KNOWN.items()}
 """How many numbers each backbone's encoder holds."""
 
-LACKS = {name: each.lacks for name, each in ENCODERS.items()}
+LACKS = {name: each.lacks for name, each in KNOWN.items()}
 """What published weights hold beside a backbone's own tensors: beginnings of names."""
 
-ONLY_SIZE = {name: preset.size for name, preset in PRESETS.items()}
+ONLY_SIZE = {name: each.size for name, each in KNOWN.items() if each.only_size}
 """Pixels of the images that a backbone takes, where it takes one size only."""
 
 DEFAULT_SIZE = {name: each.size for name, each in KNOWN.items()}
 """Pixels of the images that a backbone takes, if a federation names none."""
 
-SHIPPED = {name: each.shipped for name, each in ENCODERS.items() if each.shipped}
+SHIPPED = {name: each.shipped for name, each in KNOWN.items() if each.shipped}
 """By backbone.
 
 `research/pretraining` made them: `surface` of drawn images alone, `imagenet` of published weights.
@@ -69,6 +68,7 @@ def suggest_weights(model: str) -> str:
     """
     if model in SHIPPED:
         return f"pass --weights {SHIPPED[model].weights}, none or a FILE.safetensors"
-    if (preset := PRESETS.get(model)) is None:
+    beginning = KNOWN[model].beginning
+    if beginning is None:
         return "pass --weights none or a FILE.safetensors"
-    return f"pass --weights none or a FILE.safetensors of {preset.begins_with}"
+    return f"pass --weights none or a FILE.safetensors of {beginning.source}"

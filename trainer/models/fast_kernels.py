@@ -31,7 +31,6 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from edge_node.extensions.textures.networks.texture_network import remove_stem
 from trainer.models import backbones
 from trainer.models.named_tensors import strip_prefix
 
@@ -79,7 +78,7 @@ class FunctionalEncoder:
         with torch.device("meta"):
             whole = backbones.build(model)
         self.shapes = {name: tuple(value.shape) for name, value in whole.state_dict().items()}
-        self.rest = FunctionalModule(remove_stem(whole), mapped)
+        self.rest = FunctionalModule(whole.without_stem(), mapped)
         self._children = dict(whole.named_children())
         self._parts = dict[str, FunctionalModule]()
         self._mapped = mapped

@@ -12,10 +12,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.protocol.errors import UsageError
-from edge_node.extensions.textures.networks.texture_presets import PRESETS
-from edge_node.extensions.textures.networks.texture_weights import rename_pretrained
 from trainer.models.catalogue import (
     FEATURES,
+    KNOWN,
     LACKS,
     SHIPPED,
     VALUES,
@@ -74,8 +73,8 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
         weights: `none` (drawn from `seed`), `surface` (comes with edge-node-weights), `imagenet`
             (likewise, or is downloaded by torchvision) or a safetensors file: with the model's
             names (docs/protocol.md says whose they are), or what a federation has left, of
-            which the encoder is taken. A texture network may only begin with what is downloaded or
-            in a file (VGG19's first layers; its trunk): the rest is drawn.
+            which the encoder is taken. An encoder with a `beginning` may take its first layers
+            alone from what is downloaded or in a file: the rest is drawn.
         seed: of the draw.
 
     Raises:
@@ -87,8 +86,8 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     shipped = find_shipped(model, weights)
     if weights == "surface" and not shipped:
         have = [name for name, each in SHIPPED.items() if each.weights == weights]
-        # no method's for textures
-        other = "" if model in PRESETS else f", or take --model {' or '.join(have)}"
+        # another model is no remedy for a method that needs an encoder of this kind
+        other = "" if KNOWN[model].beginning else f", or take --model {' or '.join(have)}"
         raise UsageError(
             f"no surface weights for {model!r} come with edge-node",
             f"{suggest_weights(model)}{other}",
@@ -104,7 +103,7 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
             encoder |= _read_weights(model, path)
         found = sum(array.size for array in encoder.values())
         if found != VALUES[model]:
-            begun = _apply_beginning(model, weights, seed, encoder) if model in PRESETS else None
+            begun = _apply_beginning(model, weights, seed, encoder)
             if begun is None:
                 raise UsageError(
                     f"{weights} holds {found:,} numbers beside a classifier, {model} has "
@@ -119,18 +118,19 @@ def depends_on_seed(model: str, weights: str) -> bool:
     """Whether a model's first values follow from the seed,
     all of them or those behind what it begins with.
     """
-    return weights == "none" or model in PRESETS
+    return weights == "none" or KNOWN[model].beginning is not None
 
 
 def _apply_beginning(model: str, weights: str, seed: int, arrays: Arrays) -> Arrays | None:
     """An encoder that begins with `arrays` and is drawn from there on;
     None if it does not begin with such arrays.
     """
-    stem = PRESETS[model].stem
-    begun = rename_pretrained(arrays, stem=stem)
+    beginning = KNOWN[model].beginning
+    if beginning is None:
+        return None
+    begun = beginning.rename(arrays)
     drawn = _backbones(model, weights).draw(model, seed)
-    part_name = "stem" if stem else "trunk"
-    expected = {name: array.shape for name, array in select(drawn, [part_name]).items()}
+    expected = {name: array.shape for name, array in select(drawn, [beginning.part]).items()}
     return (
         {**drawn, **begun}
         if {name: array.shape for name, array in begun.items()} == expected
@@ -157,7 +157,7 @@ def _backbones(model: str, weights: str) -> ModuleType:
 
 def _read_weights(model: str, path: Path) -> Arrays:
     if not path.is_file():
-        names = "none, imagenet" if model in PRESETS else "none, surface, imagenet"
+        names = "none, imagenet" if KNOWN[model].beginning else "none, surface, imagenet"
         raise UsageError(
             f"there is no weights file {path}", f"pass {names} or an existing .safetensors file"
         )

@@ -20,7 +20,7 @@ from trainer.progress.long_work import Loop, Stopped
 from trainer.training.optimiser import Optimiser
 from trainer.training.private_gradients import PrivateGradients
 
-# FedTFI's (Peng et al., 2022)
+# as He et al. (2016) and Peng et al. (2022) have it
 SGD_MOMENTUM = 0.9
 SGD_WEIGHT_DECAY = 1e-4
 

@@ -35,6 +35,7 @@ from edge.bundle.bundle_format import Confidence, PrivacySpent
 from edge.bundle.comparison import Comparison
 from trainer.data.image_groups import UNGROUPED
 from trainer.methods import PREVIEW, RECOMMENDED
+from trainer.models.catalogue import FEATURES
 from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
 from trainer.privacy.accountant import DELTA
@@ -214,9 +215,15 @@ def load(folder: Path) -> PersonalModel:
     which `load_predictions` and `load_training_images` read.
 
     Raises:
-        UsageError: there is none, or it is damaged.
+        UsageError: there is none, it is damaged, or its encoder is not installed here.
     """
     metadata = load_metadata(folder)
+    if metadata.model not in FEATURES:
+        raise UsageError(
+            f"the personal model in {folder} has an encoder that is not installed here: "
+            f"{metadata.model!r}",
+            "install the package that brings it",
+        )
     with _noticing_damage(folder):
         checksums.verify(folder, _TENSORS)
         return PersonalModel(metadata, load_file(folder / _TENSORS))

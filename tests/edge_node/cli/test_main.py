@@ -21,6 +21,7 @@ from broker_config.protocol.messages import Spec
 from edge_node.cli.main import app, command_tree
 from edge_node.cli.node import trust_file
 from edge_node.cli.shared_options import RequestOptions, check_model_is_free
+from tests.support.method_cases import register_method_with_model
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
@@ -414,12 +415,15 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
     ("wanted", "remedy"),
     [
         (RequestOptions(model="mobilenet_v2"), "leave out one of them"),
-        (RequestOptions(method="fedtfi"), "leave out one of them"),
+        (RequestOptions(method="with_model"), "leave out one of them"),
         (RequestOptions(secure_aggregation=True), "edge-node simulate --weights auto"),
         (RequestOptions(privacy=["epsilon=3"]), "edge-node simulate --weights auto"),
     ],
 )
-def test_weights_auto_chooses_where_there_is_a_choice(wanted: RequestOptions, remedy: str) -> None:
+def test_weights_auto_chooses_where_there_is_a_choice(
+    wanted: RequestOptions, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_method_with_model(monkeypatch)
     check_model_is_free(RequestOptions())
     with pytest.raises(UsageError) as refused:
         check_model_is_free(wanted)
@@ -455,12 +459,11 @@ def test_a_choice_that_has_begun_goes_on_only_if_it_is_wanted(tmp_path: Path) ->
     assert "--weights auto" in refused.stderr
 
 
-def test_the_model_that_nobody_names_is_the_methods() -> None:
-    assert RequestOptions(method="fedtfi", weights="none").request().model == "fedtfi_small"
-    assert (
-        RequestOptions(method="fedtfi", weights="none", model="deepten_small").request().model
-        == "deepten_small"
-    )
+def test_the_model_that_nobody_names_is_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = register_method_with_model(monkeypatch)
+    assert RequestOptions(method=method, weights="none").request().model == "small"
+    asked = RequestOptions(method=method, weights="none", model="resnet18")
+    assert asked.request().model == "resnet18"
     assert RequestOptions(weights="none").request().model == MODEL
 
 

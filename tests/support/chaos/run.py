@@ -21,6 +21,8 @@ from tests.support.mosquitto import Mosquitto
 from tests.support.plants import CLASSES, draw
 from tests.support.provisioned_federation import make
 from tests.support.unreliable_network import FaultRates, UnreliableProxy
+from trainer.federation.server.spec import suited_model
+from trainer.methods.base import MODEL
 from trainer.models.catalogue import ONLY_SIZE
 
 _PATIENCE = 240.0  # seconds without any durable step after which the federation counts as stuck
@@ -67,7 +69,8 @@ class Federation(NamedTuple):
     @property
     def model(self) -> str:
         """That the method trains here."""
-        return "fedtfi_small" if self.method == "fedtfi" else "small"
+        own = suited_model(self.method, {})
+        return "small" if own == MODEL else own
 
     @property
     def size(self) -> int:

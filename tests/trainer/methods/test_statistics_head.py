@@ -7,18 +7,16 @@ import pytest
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.round_contents import contribution_tensors
-from tests.support.method_cases import CLASSES, equal, shares
+from tests.support.method_cases import CLASSES, ON_ANY_MODEL, equal, shares
 from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
-from trainer.methods import METHODS
 from trainer.models.fusion import NORMALISED, infer_fusion
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.statistics import lda_head
 from trainer.statistics.features import view_features
-from trainer.statistics.sums import collect, specs
+from trainer.statistics.sums import collect
 from trainer.training import conclusion
 
 REFUSED = {
@@ -27,7 +25,7 @@ REFUSED = {
     "gaussian": "has no other head than that of statistics",
     "local": "its nodes share no whole encoder",
 }
-COMBINES = tuple(name for name in METHODS if name not in (*REFUSED, "fedtfi"))
+COMBINES = tuple(name for name in ON_ANY_MODEL if name not in REFUSED)
 
 
 def drafted(method: str, rounds: int = 1) -> tuple[Spec, Arrays]:
@@ -85,16 +83,6 @@ def test_every_method_whose_nodes_share_an_encoder_gets_a_head_on_the_last_avera
         np.testing.assert_allclose(
             model.tensors["classifier.bias"], certainty * head.bias, rtol=1e-5
         )
-
-
-def test_texture_networks_have_one_too() -> None:
-    """Their frozen stem comes before the encoder;
-    patches are exchanged in rounds of training alone.
-    """
-    request = Request("fedtfi", model="fedtfi_small", weights="none", rounds=2, head="statistics")
-    spec, _ = draft(request, federation="test", classes=CLASSES, nodes=3)
-    assert contribution_tensors(spec, 2).keys() > spec.relays.keys() > set()
-    assert contribution_tensors(spec, 3).keys() == spec.statistics.keys() == specs(3, 128).keys()
 
 
 def test_without_rounds_given_there_are_as_many_as_the_method_trains_and_one() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models import backbones, fast_kernels
-from trainer.models.encoders import ENCODERS
+from trainer.models.catalogue import KNOWN
 from trainer.models.named_tensors import add_prefix, is_trainable
 from trainer.models.network import Network
 
@@ -92,7 +92,7 @@ def test_features_gradients_and_statistics_are_the_modules(
         torch.testing.assert_close(tensors[f"encoder.{name}"], value)
 
 
-@pytest.mark.parametrize("model", ENCODERS)
+@pytest.mark.parametrize("model", [name for name, each in KNOWN.items() if not each.only_size])
 def test_in_single_precision_features_are_the_modules_to_rounding(model: str) -> None:
     """At an odd size; for one node, and mapped over stacked nodes."""
     built = encoder(model).eval()

@@ -16,17 +16,20 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from broker_config.protocol.errors import UsageError
-from edge_node.extensions.textures.networks.texture_presets import PRESETS
+from tests.support import stem_encoder
 from tests.support.paths import REPOSITORY
 from trainer.models import backbones
-from trainer.models.catalogue import FEATURES, SHIPPED
-from trainer.models.encoders import ENCODERS
-from trainer.models.initial_weights import choose_weights, init_linear, initial_encoder
-from trainer.models.named_tensors import Arrays
+from trainer.models.catalogue import FEATURES, KNOWN, SHIPPED
+from trainer.models.initial_weights import (
+    choose_weights,
+    depends_on_seed,
+    init_linear,
+    initial_encoder,
+)
+from trainer.models.named_tensors import Arrays, is_frozen
 from trainer.models.network import Network, to_tensors
 
-# one texture network stands for all
-MODELS = [*(model for model in FEATURES if model not in PRESETS), "fedtfi_small"]
+MODELS = [name for name, encoder in KNOWN.items() if not encoder.beginning]
 models = pytest.mark.parametrize("model", MODELS)
 
 
@@ -227,7 +230,7 @@ def test_a_file_that_is_not_there_is_named_with_what_else_there_is(
 
 @models
 def test_a_file_of_another_model_is_refused_at_once(model: str, tmp_path: Path) -> None:
-    other = next(name for name in FEATURES if name != model)
+    other = next(name for name in MODELS if name != model)
     save_file(bare(initial_encoder(other, "none", 0)), tmp_path / "other.safetensors")
     error = refused(model, tmp_path / "other.safetensors")
     assert "other.safetensors" in error.what
@@ -263,6 +266,66 @@ def test_a_network_refuses_an_encoder_that_is_not_its_own_and_names_a_tensor(
     assert "another --model" in caught.value.remedy
 
 
+# First layers from a file
+
+STEM = {"first.weight": np.full((4, 3, 3, 3), 0.1), "first.bias": np.arange(4.0)}
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of an encoder's first layers, and more than is needed."""
+    stem_encoder.register_stem_encoder(monkeypatch.setitem)
+    save_file({**STEM, "second.bias": np.zeros(5)}, tmp_path / "published.safetensors")
+    return tmp_path / "published.safetensors"
+
+
+def test_an_encoder_that_begins_with_a_files_layers_is_drawn_from_there_on(begun: Path) -> None:
+    one, again, other = (initial_encoder(stem_encoder.NAME, str(begun), seed) for seed in (5, 5, 6))
+    assert same(one, again)
+    for name in one:
+        drawn_anew = not np.array_equal(one[name], other[name])
+        assert drawn_anew is not is_frozen(name), name
+    assert np.array_equal(one["encoder.stem.bias"], STEM["first.bias"].astype(np.float32))
+    drawn = initial_encoder(stem_encoder.NAME, "none", 5)
+    assert one.keys() == drawn.keys()
+    assert np.array_equal(one["encoder.rest.weight"], drawn["encoder.rest.weight"])
+
+
+def test_its_whole_encoder_from_a_file_is_taken_as_it_is(begun: Path) -> None:
+    drawn = initial_encoder(stem_encoder.NAME, "none", 3)
+    save_file(bare(drawn), begun)
+    assert same(initial_encoder(stem_encoder.NAME, str(begun), 0), drawn)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"first.bias": np.zeros(5)}])
+def test_a_file_without_these_layers_or_with_others_is_refused(wrong: Arrays, begun: Path) -> None:
+    save_file({"first.weight": STEM["first.weight"], **wrong}, begun)
+    error = refused(stem_encoder.NAME, begun)
+    assert stem_encoder.NAME in error.what
+    assert begun.name in error.what
+
+
+@pytest.mark.usefixtures("begun")
+def test_what_is_drawn_behind_first_layers_depends_on_the_seed_whatever_the_file() -> None:
+    assert depends_on_seed(stem_encoder.NAME, "file.safetensors")
+    assert depends_on_seed("small", "none")
+    assert not depends_on_seed("small", "file.safetensors")
+
+
+@pytest.mark.usefixtures("begun")
+def test_training_runs_behind_the_stem_what_the_module_computes() -> None:
+    network = Network(stem_encoder.NAME, 3)
+    tensors = to_tensors(initial_encoder(stem_encoder.NAME, "none", 0))
+    images = torch.rand(2, 3, stem_encoder.SIZE, stem_encoder.SIZE)
+    module = backbones.build(stem_encoder.NAME)
+    module.load_state_dict({name[8:]: value for name, value in tensors.items()})
+    with torch.no_grad():
+        seen = network.apply_stem(tensors, images)
+        assert seen.shape == (2, 4, 8, 8)
+        torch.testing.assert_close(network.encode(tensors, seen), module(images))
+    assert network.has_stem
+
+
 # Names and downloads
 
 
@@ -276,7 +339,7 @@ def test_a_model_without_imagenet_weights_says_which_have_some() -> None:
     error = refused("small", "imagenet")
     assert "'small'" in error.what
     named = error.remedy.removeprefix("take one of ").split(", ")
-    assert {each for each in named if each not in PRESETS} == set(ENCODERS) - {"small"}
+    assert {each for each in named if each in MODELS} == {*MODELS} - {"small"}
 
 
 @pytest.fixture
@@ -299,27 +362,21 @@ def test_imagenet_weights_without_a_connection_say_what_else_can_be_done() -> No
     assert "--model efficientnet_lite0" in error.remedy
 
 
-TEXTURE_OFFLINE = [
-    ("fedtfi_small", "pass --weights none or a FILE.safetensors of VGG19's first layers"),
-    ("cunet", "pass --weights none or a FILE.safetensors of torchvision's DenseNet121"),
-]
-
-
-@pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize(("model", "remedy"), TEXTURE_OFFLINE)
-def test_a_texture_network_without_a_connection_is_sent_to_no_weights_that_it_does_not_have(
-    model: str, remedy: str, tmp_path: Path
+@pytest.mark.usefixtures("offline", "begun")
+def test_an_encoder_that_only_begins_with_weights_is_sent_to_none_that_it_does_not_have(
+    tmp_path: Path,
 ) -> None:
-    assert refused(model, "imagenet").remedy == f"connect to the internet once, or {remedy}"
-    assert refused(model, "surface").remedy == remedy
-    assert "surface" not in refused(model, tmp_path / "missing.safetensors").remedy
+    for weights in ("imagenet", "surface"):
+        remedy = refused(stem_encoder.NAME, weights).remedy
+        assert remedy.endswith("--weights none or a FILE.safetensors of a drawn stem")
+    assert "surface" not in refused(stem_encoder.NAME, tmp_path / "missing.safetensors").remedy
 
 
 @pytest.mark.usefixtures("offline")
 def test_what_torch_says_of_a_download_is_not_on_standard_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    refused("fedtfi_small", "imagenet")
+    refused("resnet18", "imagenet")
     said = capsys.readouterr()
     assert said.out == ""
     assert "Downloading" in said.err
@@ -327,12 +384,11 @@ def test_what_torch_says_of_a_download_is_not_on_standard_output(
 
 @pytest.mark.usefixtures("offline")
 def test_offline_the_weights_that_come_with_the_package_are_the_default() -> None:
-    assert {model: choose_weights(model) for model in FEATURES} == {
-        **dict.fromkeys(ENCODERS, "imagenet"),
+    assert {model: choose_weights(model) for model in MODELS} == {
+        **dict.fromkeys(MODELS, "imagenet"),
         "mobilenet_v2": "surface",
         "mobilenet_v2_mid": "surface",
         "small": "none",
-        **dict.fromkeys(PRESETS, "imagenet"),
     }
 
 

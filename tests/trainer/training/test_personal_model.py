@@ -107,6 +107,15 @@ def test_a_damaged_model_is_refused(folder: Path, damage: str) -> None:
     assert "copy the folder again" in caught.value.remedy
 
 
+def test_an_encoder_that_is_not_installed_here_is_named(folder: Path) -> None:
+    facts = msgspec.structs.replace(FACTS, model="exchange_small")
+    personal_model.save(PersonalModel(facts, TREE), folder)
+    with pytest.raises(UsageError, match="'exchange_small'") as caught:
+        personal_model.load(folder)
+    assert str(folder) in caught.value.what
+    assert "install" in caught.value.remedy
+
+
 def test_what_a_plant_is_told_says_whether_groups_of_its_images_are_known() -> None:
     figures = {
         "accuracy": 0.9,

@@ -12,7 +12,7 @@ from trainer.data.partitions.partition_rule import Partition, check_classes, cou
 
 
 class Groups(Partition, frozen=True):
-    """Label skew (FedTFI, 4.2.1); the last group has the classes that are left."""
+    """Label skew (Peng et al., 2022, 4.2.1); the last group has the classes that are left."""
 
     name = "groups"
 

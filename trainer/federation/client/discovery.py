@@ -226,6 +226,6 @@ def _read_spec(topic: str, payload: bytes) -> Spec:
             raise UsageError(
                 f"federation {spec.federation!r} uses the {what} {name!r}, which this version "
                 f"({importlib.metadata.version('edge-node')}) does not have",
-                f"install edge-node {spec.software} here",
+                f"install edge-node {spec.software} here, or the package that brings {name!r}",
             )
     return spec

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from trainer.models.encoders.encoder import Encoder, Shipped
 
 if TYPE_CHECKING:
-    from torch import nn
+    from trainer.models.encoders.encoder_module import EncoderModule
 
 _WEIGHTS = "imagenet_efficientnet_lite0.safetensors"
 _DIRECTIONS = "imagenet_efficientnet_lite0_directions.safetensors"
 _COUNT = 128  # directions of the end's features
 
 
-def _build() -> nn.Module:
+def _build() -> EncoderModule:
     from trainer.models.encoders import efficientnet_lite  # noqa: PLC0415  (imports torch)
 
     return efficientnet_lite.efficientnet_lite0()
 
 
-def _build_middle() -> nn.Module:
+def _build_middle() -> EncoderModule:
     from trainer.models.encoders import efficientnet_lite  # noqa: PLC0415  (imports torch)
 
     return efficientnet_lite.efficientnet_lite0(_COUNT)

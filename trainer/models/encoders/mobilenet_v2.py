@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from trainer.models.encoders.encoder import Encoder, Shipped
 
 if TYPE_CHECKING:
-    from torch import nn
+    from trainer.models.encoders.encoder_module import EncoderModule
 
 _SURFACE = Shipped("surface", ("surface_mobilenet_v2.safetensors",))
 _STAGES = 5  # of the variant that ends in the middle
 
 
-def _build() -> nn.Module:
+def _build() -> EncoderModule:
     from trainer.models.encoders import inverted_residuals  # noqa: PLC0415  (imports torch)
 
     return inverted_residuals.mobilenet_v2()
 
 
-def _build_middle() -> nn.Module:
+def _build_middle() -> EncoderModule:
     from trainer.models.encoders import inverted_residuals  # noqa: PLC0415  (imports torch)
 
     return inverted_residuals.mobilenet_v2(_STAGES)

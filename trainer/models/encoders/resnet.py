@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from trainer.models.encoders.encoder import Encoder
 
 if TYPE_CHECKING:
-    from torch import nn
+    from trainer.models.encoders.encoder_module import EncoderModule
 
 
-def _build(name: str, tap: str) -> nn.Module:
+def _build(name: str, tap: str) -> EncoderModule:
     # Both import torch, which takes seconds.
     from trainer.models.encoders.staged_encoder import StagedEncoder  # noqa: PLC0415
     from trainer.models.torchvision_import import torchvision_models  # noqa: PLC0415

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from trainer.models.encoders.encoder import Encoder
 
 if TYPE_CHECKING:
-    from torch import nn
+    from trainer.models.encoders.encoder_module import EncoderModule
 
 _WIDTHS = (3, 16, 32, 64, 64)
 
 
-def _build() -> nn.Module:
+def _build() -> EncoderModule:
     """Four strided convolutions with group normalisation, which takes batches of any size."""
     from torch import nn  # noqa: PLC0415  (takes seconds)
 

@@ -8,8 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from trainer.models.encoders.encoder_module import EncoderModule, Evidence, explain_mean
 
-class StagedEncoder(nn.Module):
+
+class StagedEncoder(EncoderModule):
     """Layers that run one after another; the maps after the layers `taps` are the features' maps.
 
     The features are the means of these maps over height and width, side by side. All taps must have
@@ -56,6 +58,10 @@ class StagedEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[n, 3, S, S] -> features [n, features]."""
         return self.feature_map(images).mean((2, 3))
+
+    def explain(self, inputs: Tensor) -> tuple[Tensor, Evidence | None]:
+        """Return the features, and class activation maps of the maps whose means they are."""
+        return explain_mean(self.feature_map(inputs))
 
     def _steps(self, names: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
         """Yield the layers in order; a child is taken apart if a name lies within it."""

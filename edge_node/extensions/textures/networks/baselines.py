@@ -77,7 +77,7 @@ _HEADS: dict[str, Callable[[Sizes], nn.Module]] = {
 }
 
 
-def build(head: str, trunk: str) -> nn.Module:
+def build(head: str, trunk: str) -> TextureNetwork:
     """A head on a trunk.
 
     Args:

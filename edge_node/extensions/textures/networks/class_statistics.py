@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_node.extensions.textures.networks.trunk import GlobalAveragePooling, Stages
+from edge_node.extensions.textures.networks.trunk import GlobalAveragePooling, Head, Stages
 
 SIDES = (3, 5, 7)
 """Sides of the windows, in positions and (as far as there are layers) in layers;
@@ -69,7 +69,7 @@ class SoftHistogram(nn.Module):
         return torch.softmax(-distances.square(), -1).mean(2) * self.centres.shape[1] - 1
 
 
-class ClassHead(nn.Module):
+class ClassHead(Head):
     """Cross-layer aggregation of statistical self-similarity,
     concatenated to global average pooling.
     """

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_node.extensions.textures.networks.trunk import (
+    Head,
     Pointwise,
     Stages,
     scale_to_length,
@@ -34,7 +35,7 @@ class Unmixing(nn.Module):
         return shares.transpose(1, 2) @ descriptors / descriptors.shape[1]
 
 
-class CUNetHead(nn.Module):
+class CUNetHead(Head):
     """1 x 1 convolution and unmixing of the deepest maps."""
 
     def __init__(

@@ -4,10 +4,11 @@ Dana, CVPR 2017).
 
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge_node.extensions.textures.networks.musten import Codebook
 from edge_node.extensions.textures.networks.trunk import (
+    Head,
     Pointwise,
     Stages,
     scale_to_length,
@@ -15,7 +16,7 @@ from edge_node.extensions.textures.networks.trunk import (
 )
 
 
-class DeepTenHead(nn.Module):
+class DeepTenHead(Head):
     """1 x 1 convolution, encoding layer, length normalisation:
     the network's features before its linear classifier.
     """

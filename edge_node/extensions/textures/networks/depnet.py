@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from edge_node.extensions.textures.networks.deepten import DeepTenHead
 from edge_node.extensions.textures.networks.trunk import (
     GlobalAveragePooling,
+    Head,
     Stages,
     scale_to_length,
 )
 
 
-class DepNetHead(nn.Module):
+class DepNetHead(Head):
     """Bilinear product of two views of the deepest maps, each of width `side` (section 3).
 
     The first view is orderless (an encoding layer), the second spatial (means); their outer product

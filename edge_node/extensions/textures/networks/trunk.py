@@ -1,5 +1,5 @@
 """Trunks of the baseline networks: feature maps in stages, from shallow to deep;
-and the simplest head.
+what all heads are, and the simplest one.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from trainer.models.encoders.encoder_module import Evidence, explain_mean
 
 Stages = Sequence[Tensor]
 """Maps [n, channels, h, w] of several layers, from shallow to deep."""
@@ -98,12 +100,27 @@ class DenseTrunk(nn.Module):
         return [functional.relu(self.features(images))]
 
 
-class GlobalAveragePooling(nn.Module):
+class Head(nn.Module):
+    """The last part of a texture network: what the part before gives -> features [n, features]."""
+
+    def explain(self, inputs: Any) -> tuple[Tensor, Evidence | None]:
+        """Return the features and the evidence of each place.
+
+        The evidence is None, as it is here, where features are not a sum over places.
+        """
+        return cast(Tensor, self(inputs)), None
+
+
+class GlobalAveragePooling(Head):
     """Global average pooling: the head of a plain residual network."""
 
     def forward(self, stages: Stages) -> Tensor:
         """Stages -> the mean of the deepest over its positions, [n, channels]."""
         return stages[-1].mean((2, 3))
+
+    def explain(self, inputs: Stages) -> tuple[Tensor, Evidence | None]:
+        """Return the features, and class activation maps of the deepest stage."""
+        return explain_mean(inputs[-1])
 
 
 class Pointwise(nn.Module):
@@ -123,7 +140,7 @@ class Pointwise(nn.Module):
         return cast(Tensor, self.relu(self.norm(self.conv(maps))))
 
 
-class TokenHead(nn.Module):
+class TokenHead(Head):
     """A head for maps on a transformer's tokens:
     the grid of tokens stands in for each stage that the head reads.
     """

@@ -5,6 +5,7 @@ a node is told so soon.
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
@@ -115,3 +116,23 @@ def test_a_federation_that_is_under_way_is_waited_for(
     retain(mosquitto, "gathering", "fedavg")
     with pytest.raises(UsageError, match="no coordinator"):
         joining(mosquitto, tmp_path, wait=0)
+
+
+@pytest.mark.parametrize("changed", [{"method": "exchange"}, {"model": "exchange_small"}])
+def test_a_method_or_model_that_another_package_brings_is_named_with_what_to_install(
+    changed: dict[str, str], mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """A coordinator may have an extension that this machine has not."""
+    spec, _ = draft(
+        Request("fedavg", model="small", weights="none", size=32),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    said = {topics.spec("steel"): encode(msgspec.structs.replace(spec, **changed))}
+    assert publish_retained(Endpoint.parse(mosquitto.url), said)
+    with pytest.raises(UsageError) as caught:
+        joining(mosquitto, tmp_path)
+    (name,) = changed.values()
+    assert name in caught.value.what
+    assert f"package that brings {name!r}" in caught.value.remedy

@@ -26,22 +26,9 @@ def test_what_a_coordinator_drafts_fits(case: str) -> None:
     check_spec(drafted(case)[0])
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pytest.param(
-            Request("fedtfi", model="fedtfi_small", weights="none"),
-            id="patches",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            Request("gaussian", {"others": "efficientnet_lite0"}, "small", "none", 32),
-            id="encoders",
-        ),
-    ],
-)
-def test_what_is_exchanged_beside_a_model_fits_too(request_: Request) -> None:
-    check_spec(draft(request_, federation="test", classes=CLASSES, nodes=2)[0])
+def test_encoders_beside_a_model_fit_too() -> None:
+    request = Request("gaussian", {"others": "efficientnet_lite0"}, "small", "none", 32)
+    check_spec(draft(request, federation="test", classes=CLASSES, nodes=2)[0])
 
 
 def test_no_other_tensor_is_taken_whatever_it_is_called() -> None:

@@ -1,6 +1,6 @@
 """Contributions to an open round.
 
-Robust rules: test_robust_rules.py; relayed tensors: fedtfi's tests.
+Robust rules: test_robust_rules.py; relayed tensors: the tests of the methods that have some.
 """
 
 import random

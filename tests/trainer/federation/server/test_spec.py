@@ -14,7 +14,7 @@ from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec, Training
 from tests.support.class_sums import register
-from tests.support.method_cases import ON_ANY_MODEL
+from tests.support.method_cases import ON_ANY_MODEL, register_method_with_model
 from trainer.federation.server.spec import (
     Participation,
     Request,
@@ -23,7 +23,6 @@ from trainer.federation.server.spec import (
     suited_model,
     suited_training,
 )
-from trainer.methods import METHODS
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays, select
 
@@ -54,14 +53,12 @@ def refused(request: Request, **changes: Any) -> UsageError:
 # What is settled
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_what_training_changes_is_coded_where_nodes_send_a_model_and_no_other_codec_is_asked_for(
     method: str,
 ) -> None:
     uncoded = method in ("scaffold", "fednova")
-    request = Request(
-        method, model="fedtfi_small" if method == "fedtfi" else "small", weights="none"
-    )
+    request = Request(method, model="small", weights="none")
     assert drafted(request._replace(codec="none"))[0].codec == "none"
     assert drafted(request._replace(codec=None))[0].codec == ("none" if uncoded else "int4")
     if not uncoded:
@@ -189,14 +186,13 @@ def test_a_federation_trains_for_thirty_rounds_unless_told_otherwise() -> None:
     assert drafted(small(method="fedavg"))[0].rounds == 30
 
 
-@pytest.mark.parametrize(
-    ("method", "model"), [("fedavg", "efficientnet_lite0_mid"), ("fedtfi", "fedtfi_small")]
-)
 def test_a_method_that_takes_no_other_networks_than_its_own_comes_with_one(
-    method: str, model: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert suited_model(method, {}) == model
-    assert drafted(Request(method=method, model=model, weights="none"))[0].model == model
+    assert suited_model("fedavg", {}) == "efficientnet_lite0_mid"
+    method = register_method_with_model(monkeypatch)
+    assert suited_model(method, {}) == "small"
+    assert drafted(Request(method=method, model="small", weights="none"))[0].model == "small"
 
 
 def test_settings_of_training_alone_may_be_given_where_nothing_else_is_trained(

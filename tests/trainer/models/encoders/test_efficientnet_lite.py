@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.models import backbones
 from trainer.models.catalogue import find_shipped
+from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 from trainer.models.network import Network, Tensors, to_tensors
@@ -46,6 +47,7 @@ def summary(features: Tensor) -> list[float]:
 @sizes
 def test_features_are_the_reference_networks(size: int, tensors: Tensors) -> None:
     module = backbones.build("efficientnet_lite0").eval()
+    assert isinstance(module, StagedEncoder)
     module.load_state_dict(
         strip_prefix("encoder", tensors), strict=False
     )  # torch adds counters, which there are none of
@@ -54,7 +56,7 @@ def test_features_are_the_reference_networks(size: int, tensors: Tensors) -> Non
             module(picture(size)),
             Network("efficientnet_lite0", 2).encode(tensors, picture(size)),
         )
-        places = backbones.feature_map(module, picture(size))
+        places = module.feature_map(picture(size))
     assert summary(features) == pytest.approx(EXPECTED[size], abs=2e-4)
     torch.testing.assert_close(fast, features, rtol=1e-3, atol=1e-3)
     assert places.shape == (1, 1280, -(-size // 32), -(-size // 32))

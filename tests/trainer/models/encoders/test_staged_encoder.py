@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from trainer.methods.base import MODEL
 from trainer.models import backbones
-from trainer.models.catalogue import CANDIDATES, FEATURES, LACKS, SHIPPED, VALUES
-from trainer.models.encoders import ENCODERS
+from trainer.models.catalogue import CANDIDATES, FEATURES, KNOWN, LACKS, SHIPPED, VALUES
+from trainer.models.encoders.encoder_module import EncoderModule
 from trainer.models.encoders.staged_encoder import StagedEncoder
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays
 
-MIDDLES = [name for name in ENCODERS if LACKS[name]]
+ANY_SIZE = [name for name, encoder in KNOWN.items() if not encoder.only_size]
+MIDDLES = [name for name in KNOWN if LACKS[name]]
 """The encoders that hold a part of another network's tensors, and no more."""
 
 
@@ -100,19 +101,41 @@ def test_a_tap_within_a_child_ends_the_child() -> None:
 # Every encoder
 
 
-@pytest.mark.parametrize("model", ENCODERS)
+@pytest.mark.parametrize("model", ANY_SIZE)
 def test_an_encoder_keeps_the_contract_at_an_odd_size(model: str) -> None:
     torch.manual_seed(0)
     encoder = backbones.build(model).eval()
     images = pictures(97)
     with torch.no_grad():
-        maps = backbones.feature_map(encoder, images)
+        explained, _ = encoder.explain(images)
         features = encoder(images)
     assert sum(value.numel() for value in encoder.state_dict().values()) == VALUES[model]
     assert features.shape == (2, FEATURES[model])
     assert features.isfinite().all()
     assert not torch.equal(features[0], features[1])
-    torch.testing.assert_close(maps.mean((2, 3)), features)
+    torch.testing.assert_close(explained, features)
+    assert encoder.without_stem() is encoder
+
+
+@pytest.mark.parametrize("model", ANY_SIZE)
+def test_the_evidence_of_all_places_is_what_the_head_makes_of_the_features(model: str) -> None:
+    encoder = backbones.build(model).eval()
+    head = torch.randn(3, FEATURES[model], generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        features, evidence = encoder.explain(pictures(97))
+    assert evidence
+    torch.testing.assert_close(evidence(head).mean((2, 3)), features @ head.T, rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_that_says_nothing_of_places_has_features_and_no_evidence() -> None:
+    class Largest(EncoderModule):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.amax((2, 3))
+
+    images = pictures(8)
+    features, evidence = Largest().explain(images)
+    assert torch.equal(features, images.amax((2, 3)))
+    assert evidence is None
 
 
 @pytest.mark.parametrize("model", ["efficientnet_lite0", "efficientnet_lite0_mid"])

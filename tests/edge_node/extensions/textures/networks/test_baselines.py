@@ -25,7 +25,6 @@ from edge_node.extensions.textures.networks.class_statistics import (
 from edge_node.extensions.textures.networks.cunet import CUNetHead, Unmixing
 from edge_node.extensions.textures.networks.deepten import DeepTenHead
 from edge_node.extensions.textures.networks.depnet import DepNetHead, multiply_outer
-from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from edge_node.extensions.textures.networks.texture_weights import rename_pretrained
 from edge_node.extensions.textures.networks.trunk import (
     GlobalAveragePooling,
@@ -33,6 +32,7 @@ from edge_node.extensions.textures.networks.trunk import (
     scale_to_length,
 )
 from trainer.models import backbones
+from trainer.models.catalogue import KNOWN
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import add_prefix, is_trainable
 from trainer.models.network import Network, to_tensors
@@ -215,12 +215,10 @@ def test_paper_presets_have_the_features_and_the_size_that_they_state() -> None:
     for name in PAPER:
         with torch.device("meta"):
             encoder = backbones.build(name)
-        assert sum(value.numel() for value in encoder.state_dict().values()) == PRESETS[name].values
+        assert sum(value.numel() for value in encoder.state_dict().values()) == KNOWN[name].values
         if name in ("dep_resnet18", "class_resnet50", "cunet"):
-            features = encoder(
-                torch.empty(2, 3, PRESETS[name].size, PRESETS[name].size, device="meta")
-            )
-            assert features.shape == (2, PRESETS[name].features)
+            features = encoder(torch.empty(2, 3, KNOWN[name].size, KNOWN[name].size, device="meta"))
+            assert features.shape == (2, KNOWN[name].features)
 
 
 def test_a_paper_preset_begins_with_its_trunks_file_and_is_drawn_from_there_on(

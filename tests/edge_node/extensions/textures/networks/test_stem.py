@@ -19,7 +19,7 @@ from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
-from trainer.models.initial_weights import initial_encoder
+from trainer.models.initial_weights import choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select
 from trainer.models.network import Network, to_arrays, to_tensors
 from trainer.training.participant import Participant
@@ -176,6 +176,19 @@ def test_a_file_with_another_vgg_or_with_a_part_of_one_is_refused(
     with pytest.raises(UsageError, match=f"{MODEL} has") as refused:
         initial_encoder(MODEL, str(tmp_path / "vgg.safetensors"), 0)
     assert "made for this model" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [("fedtfi_small", "VGG19's first layers"), ("cunet", "torchvision's DenseNet121")],
+)
+def test_a_network_for_which_no_weights_come_along_says_which_file_it_begins_with(
+    model: str, source: str
+) -> None:
+    assert choose_weights(model) == "imagenet"
+    with pytest.raises(UsageError) as refused:
+        initial_encoder(model, "surface", 0)
+    assert refused.value.remedy == f"pass --weights none or a FILE.safetensors of {source}"
 
 
 # What a federation does with it

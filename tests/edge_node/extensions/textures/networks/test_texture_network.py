@@ -3,16 +3,18 @@ worked out by hand or by torch's own layers.
 """
 
 import math
+from importlib.metadata import entry_points
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edge_node.extensions.textures.networks import texture_presets
 from edge_node.extensions.textures.networks.musten import Codebook, KeywordAttention, MultiScale
 from edge_node.extensions.textures.networks.tel import Block, TextureEmbedding, cut_patches
-from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from trainer.models import backbones
+from trainer.models.catalogue import KNOWN
 from trainer.models.named_tensors import add_prefix, is_frozen, is_trainable
 from trainer.models.network import Network
 
@@ -55,12 +57,19 @@ def test_the_papers_network_has_the_shapes_of_table_1() -> None:
 
 @pytest.mark.parametrize("model", OURS)
 def test_presets_have_the_features_and_the_size_that_they_state(model: str) -> None:
-    preset = PRESETS[model]
+    preset = KNOWN[model]
     with torch.device("meta"):
         encoder = preset.build()
         features = encoder(torch.empty(2, 3, preset.size, preset.size))
     assert features.shape == (2, preset.features)
     assert sum(value.numel() for value in encoder.state_dict().values()) == preset.values
+
+
+def test_twenty_networks_are_registered() -> None:
+    registered = entry_points(group="edge_node.encoders")
+    names = {each.name for each in registered if each.module == texture_presets.__name__}
+    assert len(names) == 20
+    assert all(KNOWN[name].only_size and KNOWN[name].beginning for name in names)
 
 
 @pytest.mark.parametrize("model", SMALL)

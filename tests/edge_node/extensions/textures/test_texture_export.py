@@ -18,10 +18,7 @@ from edge.bundle import bundle_format as bundle
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import Predictor
 from edge.inference.served_model import load_model
-from edge_node.extensions.textures.networks.texture_network import remove_stem
-from edge_node.extensions.textures.networks.texture_presets import PRESETS
 from export import bundle_export as exporting
-from export import class_evidence
 from export.bundle_export import Optimisations, export
 from export.bundle_signing import Signer
 from export.encoder_selection import drop_encoder
@@ -41,6 +38,7 @@ from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models import backbones
+from trainer.models.catalogue import FEATURES
 from trainer.models.fusion import LENGTH, NORMALISED, infer_fusion
 from trainer.models.network import Network
 from trainer.seeding import generator
@@ -51,7 +49,7 @@ pytestmark = pytest.mark.slow
 
 KINDS, SIZE = ("linen", "satin", "twill"), 64
 TRAINING = {"augment": False, "local_epochs": 1}
-SMALL = [name for name, preset in PRESETS.items() if preset.size == SIZE]
+SMALL = [name for name in FEATURES if name.endswith("_small")]
 WITH_MAPS = ["fedtfi_small", "tel_small", "musten_small", "maps_small", "resnet_small"]
 
 
@@ -217,8 +215,7 @@ def test_the_daemon_serves_it_without_torch_signed_as_any_other(run: Run) -> Non
         assert Image.open(io.BytesIO(seen.content)).format == "JPEG"
 
 
-# ---------------------------------------------------------------- every texture network, before it
-# is traced
+# Every texture network, before it is traced
 
 
 @pytest.mark.parametrize("model", SMALL)
@@ -228,10 +225,10 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
     for parameter in encoder.parameters():  # norms and biases such as training leaves
         parameter.data += 0.1 * torch.randn_like(parameter)
     seen = encoder.get_submodule("stem")(torch.randn(3, 3, SIZE, SIZE))
-    head = torch.randn(4, PRESETS[model].features)
+    head = torch.randn(4, FEATURES[model])
     with torch.no_grad():
-        features, adds = class_evidence.explain(encoder, seen)
-        expected = remove_stem(encoder)(seen)
+        features, adds = encoder.explain(seen)
+        expected = encoder.without_stem()(seen)
         assert torch.allclose(
             features, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max())
         )
