@@ -17,7 +17,7 @@ COMMANDS = {
     ),
     "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
-    "Setting up and looking after": "user doctor status record card verify",
+    "Setting up and looking after": "user doctor status",
     "The sensors of one line": "vfl",
 }
 OTHERS = "From other packages"

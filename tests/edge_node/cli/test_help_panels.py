@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import typer
 
-from edge_node.cli.help_panels import COMMANDS, FEW, Panel
+from edge_node.cli.help_panels import COMMANDS, FEW, OTHERS, Panel
 from edge_node.cli.main import app, command_tree
 from tests.support.plants import here
 
@@ -30,8 +30,10 @@ def options(command: Any) -> list[Any]:
 MANY = [(words, command) for words, command in commands() if len(options(command)) > FEW]
 
 
-def test_the_table_names_each_command_once() -> None:
-    assert sorted(" ".join(COMMANDS.values()).split()) == sorted(ROOT.commands)
+def test_the_table_names_a_command_once_and_every_command_of_ours_has_a_panel() -> None:
+    named = " ".join(COMMANDS.values()).split()
+    assert sorted(named) == sorted({*named} & {*ROOT.commands})
+    assert OTHERS not in {each.rich_help_panel for each in ROOT.commands.values()}
 
 
 @pytest.mark.parametrize(("words", "command"), [*commands()])
