@@ -398,9 +398,9 @@ def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
 
 # Files of one name play the same role, each in its room.
 ROLES = {
-    "__init__", "announcements", "checkpoint", "commands", "connection", "coordinator", "discovery",
-    "folder", "join", "journal", "mqtt", "options", "round_state", "session", "session_state",
-    "simulation", "sink", "source", "spec", "status", "topics",
+    "__init__", "announcements", "checkpoint", "commands", "connection", "coordinator",
+    "discovery", "folder", "join", "journal", "messages", "mqtt", "options", "round_state",
+    "session", "session_state", "simulation", "sink", "source", "spec", "status", "topics",
 }  # fmt: skip
 
 

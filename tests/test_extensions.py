@@ -197,7 +197,8 @@ def test_a_table_that_does_not_fit_its_part_or_is_nobodys_is_named(
 
 
 def test_a_kind_of_which_nothing_is_registered_is_empty() -> None:
-    assert [*Registry("kinds_of_nobody")] == []
+    kind = "kinds_of_nobody"
+    assert [*Registry(kind)] == []
 
 
 def test_a_package_that_cannot_be_imported_is_named_and_takes_no_command_away(

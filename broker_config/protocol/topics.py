@@ -135,11 +135,6 @@ def verdicts(line: str) -> str:
     return f"{ROOT}/lines/{line}/verdicts"
 
 
-def home_assistant(line: str) -> str:
-    """Line daemon -> Home Assistant, retained: the root of its state and of its availability."""
-    return f"{ROOT}/lines/{line}/homeassistant"
-
-
 def expected_signer(topic: str) -> str | None:
     """The one member that may publish on a topic; None for chunks and requests for them,
     which nobody signs.
