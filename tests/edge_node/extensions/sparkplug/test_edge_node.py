@@ -448,7 +448,7 @@ import sys
 from pathlib import Path
 sys.modules["google.protobuf"] = None
 from broker_config.protocol.errors import UsageError
-from edge.daemon import line_settings as settings
+import edge.daemon.line_settings as settings
 from edge.config.instance import Instance
 from edge.daemon import daemon
 from edge.daemon.dispatcher import Dispatcher
