@@ -98,10 +98,10 @@ def track(wanted: Mapping[str, str], report: Report) -> Iterator[Report]:
 
 def _make(name: str, place: str) -> Tracker:
     if name not in TRACKERS:
-        raise UsageError(
-            f"there is no tracker {name!r}",
-            f"{suggest(name, TRACKERS)} (or install the package that adds it)",
-        )
+        remedy = "install the package that adds it"
+        if TRACKERS:
+            remedy = f"{suggest(name, TRACKERS)} (or {remedy})"
+        raise UsageError(f"there is no tracker {name!r}", remedy)
     return TRACKERS[name](place)
 
 
