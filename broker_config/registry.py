@@ -20,22 +20,22 @@ from broker_config.protocol.errors import UsageError
 
 T = TypeVar("T")
 
-_OURS = "edge_node.commands"  # a group of which edge-node itself registers some
-
 
 class Registry(MutableMapping[str, T]):
     """Things by name, in alphabetical order. A thing is imported when it is first asked for.
 
     Args:
         kind: of the things, in the plural: `sinks` are entry points of the group `edge_node.sinks`.
+        needed: whether the kernel itself has some.
 
     Raises:
-        UsageError: edge-node is not installed, two packages register one name, or a thing cannot
-            be imported.
+        UsageError: nothing is registered though some are needed, two packages register one name,
+            or a thing cannot be imported.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, needed: bool = True) -> None:
         self._kind = kind
+        self._needed = needed
         self._loaded: dict[str, T] = {}
 
     @cached_property
@@ -49,7 +49,7 @@ class Registry(MutableMapping[str, T]):
                     f"{each.value}",
                     "uninstall one of the two packages",
                 )
-        if not found and not entry_points(group=_OURS):
+        if self._needed and not found:
             raise UsageError(
                 f"no {self._kind} are registered: edge-node is not installed here",
                 "install it, from a checkout with pip install -e .",

@@ -30,7 +30,7 @@ from edge.uncertainty import uncertainty_check
 
 SOURCES: Registry[type[SourceSettings]] = Registry("sources")
 SINKS: Registry[type[SinkSettings]] = Registry("sinks")
-ADDED_PARTS: Registry[type[AddedPartSettings]] = Registry("line_parts")
+ADDED_PARTS: Registry[type[AddedPartSettings]] = Registry("line_parts", needed=False)
 if TYPE_CHECKING:
     Source = SourceSettings
     Sink = SinkSettings

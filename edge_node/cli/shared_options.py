@@ -101,7 +101,7 @@ def _partition_help() -> str:
 
 
 METHODS = [*Registry("methods")]
-_TRACKERS = ", ".join(Registry("trackers")) or "none is installed"
+_TRACKERS = ", ".join(Registry("trackers", needed=False)) or "none is installed"
 DEFAULT_METHOD = _named_method("RECOMMENDED")
 ONE_MESSAGE = _named_method("PREVIEW")
 METHOD_NAMES = f"{', '.join(METHODS[:-1])} or {METHODS[-1]}."

@@ -67,7 +67,7 @@ class Tracker(Protocol):
         """The run has finished, or is suspended."""
 
 
-TRACKERS: Registry[Callable[[str], Tracker]] = Registry("trackers")
+TRACKERS: Registry[Callable[[str], Tracker]] = Registry("trackers", needed=False)
 
 
 class Limits(NamedTuple):
