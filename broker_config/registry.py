@@ -8,7 +8,7 @@ registers its own things in the same way, in `pyproject.toml`:
 
 What needs more than the package itself names the extra that brings it:
 
-    mlflow = "edge_node.extensions.tracking.mlflow:MLflow [tracking]"
+    syslog = "plant_syslog:Settings [syslog]"
 """
 
 from collections.abc import Iterator, MutableMapping

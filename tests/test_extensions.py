@@ -1,5 +1,5 @@
-"""A package that is installed beside edge-node adds a sink, a method, a check of images
-and a command of its own.
+"""A package that is installed beside edge-node adds a sink, a part of a line, a method, a check of
+images and commands of its own.
 """
 
 import json
@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from broker_config.registry import Registry
+from tests.support.daemon_process import serving_daemon
 from tests.support.plants import draw
+from tests.support.tiny_bundle import tiny_bundle
 
 MODULE = """
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -23,6 +27,13 @@ from trainer.methods.fedavg import fedavg
 
 ENTRY = Entry(OneStage, fedavg)
 app = typer.Typer()
+bundle = typer.Typer(name="bundle")
+
+
+@bundle.command()
+def weigh() -> None:
+    '''Weigh a bundle.'''
+    print("two pounds")
 
 
 @app.command()
@@ -44,6 +55,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     def open_sink(self, instance, origin):
         return Tally(self.path)
+
+
+class Doorbell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str
+
+    @contextmanager
+    def open_part(self, line):
+        Path(self.path).write_text(f"{line.instance.line} {line.rollout.store.state().active}")
+        yield
+        Path(self.path).write_text("closed")
 
 
 class Tally:
@@ -68,6 +89,9 @@ plant_average = plant_extras:ENTRY
 a_name = plant_extras:check_names
 [edge_node.commands]
 plant_extras = plant_extras:app
+a_bundle = plant_extras:bundle
+[edge_node.line_parts]
+doorbell = plant_extras:Doorbell
 """
 
 
@@ -100,6 +124,13 @@ def edge_node(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 def test_its_command_is_in_the_help_and_runs(extras: Path) -> None:
     assert "greet" in edge_node(extras, "--help").stdout
     assert edge_node(extras, "greet").stdout == "good morning\n"
+
+
+def test_its_command_stands_in_a_group_of_ours_that_has_the_name_of_its_app(extras: Path) -> None:
+    shown = edge_node(extras, "bundle", "--help").stdout
+    assert "activate" in shown
+    assert "weigh" in shown
+    assert edge_node(extras, "bundle", "weigh").stdout == "two pounds\n"
 
 
 def test_its_method_is_in_the_help_and_trains(extras: Path, tmp_path: Path) -> None:
@@ -158,6 +189,42 @@ def test_its_sink_is_a_table_of_a_lines_settings(extras: Path, tmp_path: Path) -
         check=True,
     )
     assert done.stdout.strip() == f"tally:{tmp_path / 'numbers'}"
+
+
+def test_its_part_of_a_line_has_a_table_and_works_while_the_line_serves(
+    extras: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(extras), *sys.path]))
+    bundle = tiny_bundle(tmp_path / "bundle")
+    (tmp_path / "line.toml").write_text('[doorbell]\npath = "rung"\n')
+    with serving_daemon(
+        tmp_path / "state", tmp_path / "bundle", "--config", tmp_path / "line.toml"
+    ) as line:
+        assert (tmp_path / "rung").read_text() == f"line-1 {bundle.digest[:12]}"
+        assert line.end()[0] == 0
+    assert (tmp_path / "rung").read_text() == "closed"
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ("[doorbell]\npath = 7\n", "$.doorbell.path"),
+        ("[chime]\npath = 'rung'\n", "[chime]"),
+    ],
+)
+def test_a_table_that_does_not_fit_its_part_or_is_nobodys_is_named(
+    extras: Path, tmp_path: Path, table: str, named: str
+) -> None:
+    (tmp_path / "line.toml").write_text(table)
+    done = edge_node(extras, "serve", "--config", tmp_path / "line.toml")
+    assert done.returncode == 78
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_kind_of_which_the_kernel_has_none_may_be_empty() -> None:
+    kind = "kinds_of_nobody"
+    assert [*Registry(kind, needed=False)] == []
 
 
 def test_a_package_that_cannot_be_imported_is_named_and_takes_no_command_away(

@@ -143,11 +143,6 @@ def explain(error: Exception) -> EdgeNodeError:
                 "in a checkout, install what research needs: pip install --editable "
                 "'.[train,research]' ./weights",
             )
-        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "google":
-            return EdgeNodeError(
-                "this needs protobuf, which is not installed here",
-                "install what Sparkplug needs: pip install 'edge-node[sparkplug]'",
-            )
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return BugError(

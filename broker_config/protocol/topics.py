@@ -104,28 +104,6 @@ def verdicts(line: str) -> str:
     return f"{ROOT}/lines/{line}/verdicts"
 
 
-def home_assistant(line: str) -> str:
-    """Line daemon -> Home Assistant, retained: the root of its state and of its availability."""
-    return f"{ROOT}/lines/{line}/homeassistant"
-
-
-def line_namespace(name: str) -> str:
-    """In place of a federation's name in `want` and `chunks` of a line's bundles,
-    on the plant's own broker.
-    """
-    return f"lines/{name}"
-
-
-def bundle_offers(line: str) -> str:
-    """Whoever has a bundle for a line -> its daemon."""
-    return f"{ROOT}/{line_namespace(line)}/bundles/offer"
-
-
-def bundle_answers(line: str) -> str:
-    """Line daemon -> whoever offers it a bundle."""
-    return f"{ROOT}/{line_namespace(line)}/bundles/answer"
-
-
 def expected_signer(topic: str) -> str | None:
     """The one member that may publish on a topic; None for chunks and requests for them,
     which nobody signs.

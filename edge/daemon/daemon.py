@@ -102,12 +102,9 @@ def serve(
         )
         closing.enter_context(contextlib.closing(pipeline))
         closing.enter_context(rollout.manage(pipeline))
-        if settings.arrival:
-            closing.enter_context(
-                line_parts.open_bundle_receiver(
-                    settings.arrival, instance, rollout, verifier
-                ).run_in_background()
-            )
+        line = line_parts.ServedLine(instance, rollout, verifier)
+        for added in settings.added.values():
+            closing.enter_context(added.open_part(line))
         monitors = closing.enter_context(contextlib.closing(Monitors(pipeline)))
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)

@@ -1,21 +1,20 @@
 """Parts of a line that follow its settings: how they are opened, and which of them stay."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from broker_config.protocol.errors import UsageError
 from edge.config.instance import Instance
-from edge.daemon import line_settings
 from edge.inference.pipeline import Source
-from edge_node.extensions.bundle_delivery import bundle_messages
+from edge.sources.source import SourceSettings
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
     from edge.registry.rollout import Rollout
-    from edge_node.extensions.bundle_delivery.bundle_receiver import BundleReceiver
 
 
-def open_sources(wanted: Iterable[line_settings.Source], instance: Instance) -> list[Source]:
+def open_sources(wanted: Iterable[SourceSettings], instance: Instance) -> list[Source]:
     """The sources, opened; EdgeNodeError when one cannot be, UsageError when one is given twice."""
     sources: list[Source] = []
     for each in wanted:
@@ -26,19 +25,24 @@ def open_sources(wanted: Iterable[line_settings.Source], instance: Instance) -> 
     return sources
 
 
-def open_bundle_receiver(
-    wanted: bundle_messages.Settings,
-    instance: Instance,
-    rollout: "Rollout",
-    verifier: "Verifier | None",
-) -> "BundleReceiver":
-    """The receiver of bundles from the plant's broker;
-    UsageError when the settings or a missing verifier forbid it.
-    """
-    # Only loaded where it is used
-    from edge_node.extensions.bundle_delivery.bundle_receiver import BundleReceiver  # noqa: PLC0415
+class ServedLine(NamedTuple):
+    """What the daemon gives a part that a package adds to a line."""
 
-    return BundleReceiver(wanted, instance.line, rollout, verifier)
+    instance: Instance
+    rollout: "Rollout"  # its `store` holds the line's bundles
+    verifier: "Verifier | None"  # None: bundles are served whoever has signed them
+
+
+class AddedPartSettings(Protocol):
+    """Settings of a part that a package adds to a line, a msgspec struct;
+    what it registers among `edge_node.line_parts`.
+
+    The name of the entry point is the part's table in the line's TOML file:
+    `doorbell = "package.doorbell:Settings"` is `[doorbell]`.
+    """
+
+    def open_part(self, line: ServedLine) -> AbstractContextManager[object]:
+        """Open the part, which works until its context ends; EdgeNodeError when it cannot."""
 
 
 class Part(Protocol):

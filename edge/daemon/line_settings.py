@@ -14,6 +14,7 @@ from broker_config.protocol.errors import UsageError, suggest
 from broker_config.registry import Registry
 from edge.config.options_file import load
 from edge.daemon import logs
+from edge.daemon.line_parts import AddedPartSettings
 from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
 from edge.labelling import label_queue
@@ -26,10 +27,10 @@ from edge.sources.source import SourceSettings
 from edge.uncertainty import drift as drifting
 from edge.uncertainty import image_retention as keeping
 from edge.uncertainty import uncertainty_check
-from edge_node.extensions.bundle_delivery import bundle_messages
 
 SOURCES: Registry[type[SourceSettings]] = Registry("sources")
 SINKS: Registry[type[SinkSettings]] = Registry("sinks")
+ADDED_PARTS: Registry[type[AddedPartSettings]] = Registry("line_parts", needed=False)
 if TYPE_CHECKING:
     Source = SourceSettings
     Sink = SinkSettings
@@ -52,7 +53,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: logs.Settings = logs.Settings()
     spool: Limits = Limits()
     gate: Gate = Gate()
-    arrival: bundle_messages.Settings | None = None
+    added: dict[str, AddedPartSettings] = {}  # parts that packages add, by the name of their table
 
     def __post_init__(self) -> None:
         """Raise ValueError where a table needs another."""
@@ -60,7 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("[labels] needs the table [keep], which says where images wait")
 
 
-TABLES = Settings.__struct_fields__
+TABLES = tuple(name for name in Settings.__struct_fields__ if name != "added")
 # Fields that name files, relative to the file of the settings.
 _PATHS = ("path", "input", "producer", "ca", "cert", "key", "server_cert")
 
@@ -69,14 +70,30 @@ def parse(tables: dict[str, Any], file: Path) -> Settings:
     """The settings in the tables of a TOML file;
     UsageError names the table and the key that does not fit.
     """
-    if unknown := [name for name in tables if name not in TABLES]:
-        raise UsageError(f"{file}: there is no table [{unknown[0]}]", suggest(unknown[0], TABLES))
+    known = [*TABLES, *ADDED_PARTS]
+    if unknown := [name for name in tables if name not in known]:
+        raise UsageError(
+            f"{file}: there is no table [{unknown[0]}]",
+            f"{suggest(unknown[0], known)} (or install the package that adds this table)",
+        )
+    located = _located(tables, file.parent)
+    added = {name: located.pop(name) for name in tables if name not in TABLES}
     try:
-        return msgspec.convert(_located(tables, file.parent), Settings)
+        settings = msgspec.convert(located, Settings)
+        return msgspec.structs.replace(settings, added=_convert_added(added))
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"{file}: {error}", "see docs/line.md for what each table may hold"
+            f"{file}: {error}",
+            "see docs/line.md for what each table may hold; packages add further kinds",
         ) from error
+
+
+def _convert_added(tables: dict[str, Any]) -> dict[str, AddedPartSettings]:
+    """Return the settings in tables of parts that packages add."""
+    fields = [(name, ADDED_PARTS[name]) for name in tables]
+    # errors then name the table as those of the other tables do
+    found = msgspec.convert(tables, msgspec.defstruct("Added", fields))
+    return msgspec.structs.asdict(found)
 
 
 def load_verdict_settings(file: Path) -> Settings:

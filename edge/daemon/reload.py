@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError
 from edge.config.instance import Instance
@@ -18,7 +18,7 @@ from edge.daemon.monitors import Monitors
 from edge.inference.pipeline import Pipeline, Source, check_class_names
 from edge.sources.source_runner import run_source
 
-_FIXED = ("labels", "spool", "gate", "arrival")  # tables that are read only when the daemon starts
+_FIXED = ("labels", "spool", "gate")  # tables that are read only when the daemon starts
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Reloader:
         self._instance = instance
         self._log = log
         self._sources: list[_RunningSource] = []
-        self._first: Settings | None = None
+        self._first: dict[str, Any] | None = None  # tables that were read when the daemon started
         # called when a source fails for good: that is a bug
         self.on_failure: Callable[[], None] = lambda: None
 
@@ -121,10 +121,12 @@ class Reloader:
         return _RunningSource(wanted, stop, task)
 
     def _log_fixed(self, wanted: Settings) -> None:
-        for name in _FIXED:
-            if self._first and getattr(wanted, name) != getattr(self._first, name):
+        tables = {name: getattr(wanted, name) for name in _FIXED} | wanted.added
+        if self._first is None:
+            self._first = tables
+        for name in {**self._first, **tables}:
+            if tables.get(name) != self._first.get(name):
                 _log.warning("[%s] was changed in the settings: that needs a restart", name)
-        self._first = self._first or wanted
 
 
 async def _stop(sources: Sequence[_RunningSource]) -> None:

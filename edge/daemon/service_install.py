@@ -60,6 +60,8 @@ def find_needs(
 
 def _find_paths(part: object, fields: tuple[str, ...]) -> Iterator[Path]:
     """The paths in a table, and in the tables within it."""
+    if isinstance(part, dict):
+        part = tuple(part.values())
     if isinstance(part, tuple):
         for each in part:
             yield from _find_paths(each, fields)

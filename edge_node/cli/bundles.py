@@ -1,14 +1,13 @@
-"""A line's bundles: `bundle list`, `add`, `activate`, `rollback`, `send`."""
+"""A line's bundles: `bundle list`, `add`, `activate`, `rollback`."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from edge_node.cli.line import State, TrustFile, choose, make_verifier, state_folder
-from edge_node.cli.shared_options import Ca, Cert, Json, Key
+from edge_node.cli.shared_options import Json
 
 if TYPE_CHECKING:
     from edge.registry.bundle_store import BundleStore
@@ -25,11 +24,11 @@ app.add_typer(
 
 _PATIENCE = 120.0  # seconds for a daemon to test a bundle
 
-_LINE = "line-1"  # as serve calls a line
+LINE = "line-1"  # as serve calls a line
 
 Line = Annotated[
     str | None,
-    typer.Option(help="Name of the line.", show_default=f"{_LINE}, if it is the only one"),
+    typer.Option(help="Name of the line.", show_default=f"{LINE}, if it is the only one"),
 ]
 Bundle = Annotated[Path, typer.Argument(help="A bundle folder.", show_default=False)]
 
@@ -68,7 +67,7 @@ def add(bundle: Bundle, line: Line = None, state: State = None, as_json: Json = 
     if state:
         command += ["--state", str(state)]
     text = f"{digest} is in {store.folder}; next: {shlex.join(command)}"
-    _print_answer(Answer(done=True, text=text), as_json=as_json)
+    print_answer(Answer(done=True, text=text), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle activate 3fa9c0")
@@ -112,7 +111,7 @@ def activate(
         force=force,
         accept_older=accept_older,
     )
-    _print_answer(_submit(found, request, trust), as_json=as_json)
+    print_answer(_submit(found, request, trust), as_json=as_json)
 
 
 @group.command(epilog="Example: edge-node bundle rollback")
@@ -123,43 +122,7 @@ def rollback(
     from edge.registry.control_requests import Request
 
     request = Request(action="rollback", by=_requester())
-    _print_answer(_submit(_find_store(state, line), request, trust), as_json=as_json)
-
-
-@group.command(
-    epilog="Example: edge-node bundle send bundles/plant-a mqtt://line-box.local --line line-1"
-)
-def send(
-    bundle: Bundle,
-    broker: Annotated[
-        str,
-        typer.Argument(metavar="BROKER_URL", help="The plant's own broker.", show_default=False),
-    ],
-    line: Annotated[str, typer.Option(help="Name of the line.")] = _LINE,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    as_json: Json = False,
-) -> None:
-    """Send a signed bundle to a line over the plant's own broker.
-
-    A federation's broker is refused.
-    """
-    from broker_config.mqtt.endpoint import Endpoint
-    from edge.registry.control_requests import Answer
-    from edge_node.extensions.bundle_delivery import bundle_sender
-
-    def show(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    said = bundle_sender.send_bundle(
-        bundle, Endpoint.parse(broker, ca=ca, cert=cert, key=key), line, show
-    )
-    done = said.state in ("active", "stored")
-    _print_answer(
-        Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings),
-        as_json=as_json,
-    )
+    print_answer(_submit(_find_store(state, line), request, trust), as_json=as_json)
 
 
 def _find_store(state: Path | None, line: str | None, *, is_new: bool = False) -> "_Found":
@@ -174,7 +137,7 @@ def _find_store(state: Path | None, line: str | None, *, is_new: bool = False) -
     from broker_config.protocol.errors import UsageError
     from edge.registry.bundle_store import line_store, list_lines, running_lines
 
-    name = line or _LINE
+    name = line or LINE
     if state:
         return _Found(_open_store(state, name), state)
     default = state_folder()
@@ -183,7 +146,7 @@ def _find_store(state: Path | None, line: str | None, *, is_new: bool = False) -
     if len(found) > 1:
         what = f"lines called {line}" if line else "lines"
         found = [choose(what, found, _format_line)]
-    elif found and line is None and found[0][1] != _LINE:
+    elif found and line is None and found[0][1] != LINE:
         found = []
     elif not found and (line_store(default, name).folder.exists() or (is_new and not here)):
         found = [(default, name)]
@@ -230,7 +193,7 @@ def _submit(found: "_Found", request: "Request", trust: Path | None) -> "Answer"
         return control_requests.send_request(store.folder, request, _PATIENCE, store.is_locked)
 
 
-def _print_answer(answer: "Answer", *, as_json: bool) -> None:
+def print_answer(answer: "Answer", *, as_json: bool) -> None:
     """Print the answer; raise an error if the request was not carried out."""
     import msgspec
 

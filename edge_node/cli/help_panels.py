@@ -17,7 +17,7 @@ COMMANDS = {
     ),
     "A plant that takes part": "request check preview join refit report export",
     "On the line": "serve infer bundle install-service",
-    "Setting up and looking after": "user doctor status record card verify",
+    "Setting up and looking after": "user doctor status",
 }
 OTHERS = "From other packages"
 FEW = 10  # options that stand in one panel

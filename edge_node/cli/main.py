@@ -4,6 +4,7 @@ import io
 import os
 import resource
 import sys
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -30,11 +31,35 @@ app = typer.Typer(
 )
 
 COMMANDS: Registry[typer.Typer] = Registry("commands")
-for group in COMMANDS:
-    try:
-        app.add_typer(COMMANDS[group])
-    except UsageError as broken:  # one package's; all other commands work
-        print(f"edge-node: {broken}", file=sys.stderr)
+
+
+def _registered() -> Iterator[typer.Typer]:
+    for name in COMMANDS:
+        try:
+            yield COMMANDS[name]
+        except UsageError as broken:  # one package's; all other commands work
+            print(f"edge-node: {broken}", file=sys.stderr)
+
+
+def _add_commands(found: Sequence[typer.Typer]) -> None:
+    """Add the commands of what is registered.
+
+    Those of an app that has the name of another one's group, `Typer(name="bundle")`, go into that
+    group.
+    """
+    groups: dict[Any, typer.Typer | None] = {}
+    for each in found:
+        for group in each.registered_groups:
+            groups[group.name] = group.typer_instance
+    for each in found:
+        group_of_that_name = groups.get(each.info.name)
+        if group_of_that_name:
+            group_of_that_name.add_typer(each, name=None)
+        else:
+            app.add_typer(each)
+
+
+_add_commands([*_registered()])
 
 
 def _show_version(wanted: bool) -> None:

@@ -101,6 +101,7 @@ def _partition_help() -> str:
 
 
 METHODS = [*Registry("methods")]
+_TRACKERS = ", ".join(Registry("trackers", needed=False)) or "none is installed"
 DEFAULT_METHOD = _named_method("RECOMMENDED")
 ONE_MESSAGE = _named_method("PREVIEW")
 METHOD_NAMES = f"{', '.join(METHODS[:-1])} or {METHODS[-1]}."
@@ -293,10 +294,10 @@ class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
     track: Annotated[
         list[str],
         typer.Option(
-            metavar="tensorboard=FOLDER|mlflow=URL",
+            metavar="NAME=PLACE",
             help=(
-                "Record metrics and settings for TensorBoard, or on an MLflow server, too. "
-                "Repeatable."
+                "Record metrics and settings with a tracker, too, in a folder or at a URL. Names: "
+                f"{_TRACKERS}. Repeatable."
             ),
         ),
         Panel.OUTPUT,
@@ -305,7 +306,7 @@ class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
     @contextmanager
     def reporter(self) -> "Iterator[Report]":
         """As that of `OutputOptions`; UsageError also if a tracker cannot be used."""
-        from edge_node.extensions.tracking import track
+        from trainer.progress.trackers import track
 
         wanted = parse_pairs(self.track, "--track", "{}=runs")
         with super().reporter() as report, track(wanted, report) as tracked:

@@ -137,9 +137,16 @@ def test_nothing_is_left_of_a_page_that_fails(tmp_path: Path) -> None:
     )
 
 
+EXTENSIONS = (
+    "docs/bundle-delivery.md",
+    "docs/genicam.md",
+    "docs/home-assistant.md",
+    "docs/opc-ua.md",
+    "docs/sparkplug.md",
+)
 TABLES = [
     (page, text)
-    for page in ("docs/line.md", "docs/install.md", "docs/security.md")
+    for page in ("docs/line.md", "docs/install.md", "docs/security.md", *EXTENSIONS)
     for text in re.findall(
         r"^```toml\n(.*?)^```", (REPOSITORY / page).read_text(), re.MULTILINE | re.DOTALL
     )
@@ -149,3 +156,17 @@ TABLES = [
 @pytest.mark.parametrize(("page", "text"), TABLES)
 def test_every_table_of_a_line_is_read(page: str, text: str, tmp_path: Path) -> None:
     line_settings.parse(tomllib.loads(text), tmp_path / "line.toml")
+
+
+def test_every_kind_and_table_that_an_extension_adds_to_a_line_is_shown_on_its_page() -> None:
+    shown = {"sources": set[str](), "sinks": set[str](), "tables": set[str]()}
+    for page, text in TABLES:
+        if page in EXTENSIONS:
+            tables = tomllib.loads(text)
+            shown["tables"] |= tables.keys() - shown.keys()
+            for name in ("sources", "sinks"):
+                shown[name] |= {each["kind"] for each in tables.get(name, ())}
+    for name, kinds in (("sources", line_settings.SOURCES), ("sinks", line_settings.SINKS)):
+        added = {kind for kind, its in kinds.items() if not its.__module__.startswith("edge.")}
+        assert shown[name] == added
+    assert shown["tables"] == {*line_settings.ADDED_PARTS}

@@ -1,6 +1,4 @@
-"""Settings and messages of bundle delivery to a line: JSON, on the topics of
-`broker_config.protocol.topics`.
-"""
+"""Messages of bundle delivery to a line: JSON, on the topics of `topics.py`."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -10,19 +8,10 @@ from msgspec import Meta, Struct
 
 from broker_config.protocol.messages import Digest, Manifest
 from broker_config.transfer.blob_transfer import CHUNK
-from edge.config.broker_settings import BrokerSettings
 
 MAX_BYTES = 512 << 20  # of a bundle
 MAX_FILES = 16  # of a bundle
 Sender = Annotated[str, Meta(pattern=r"^sender-[0-9a-f]{16}\Z")]
-
-
-class Settings(BrokerSettings, frozen=True, kw_only=True):
-    """Table `[arrival]` of a line's settings: the plant's own broker,
-    over which new bundles come.
-    """
-
-    activate: bool = True  # a bundle that passes the gate; otherwise it is only stored
 
 
 class File(Struct, frozen=True):

@@ -13,26 +13,28 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
-from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate, explain
+from broker_config.protocol.topics import check_name
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
+from edge.config.broker_settings import BrokerSettings
+from edge.daemon.line_parts import ServedLine
 from edge.registry.rollout import RefusedError, Rollout
+from edge_node.extensions.bundle_delivery import topics
 from edge_node.extensions.bundle_delivery.bundle_messages import (
     MAX_BYTES,
     Addressee,
     Answer,
     Offer,
-    Settings,
     blob_manifests,
     encode,
 )
@@ -47,6 +49,21 @@ _MAX_LOGGED = 100  # refusals
 _SIGNED = (bundle_format.MANIFEST, bundle_format.SIGNATURE, bundle_format.CHARTER)
 
 _log = logging.getLogger(__name__)
+
+
+class Settings(BrokerSettings, frozen=True, kw_only=True):
+    """Table `[arrival]` of a line's settings: the plant's own broker,
+    over which new bundles come.
+    """
+
+    activate: bool = True  # a bundle that passes the gate; otherwise it is only stored
+
+    def open_part(self, line: ServedLine) -> AbstractContextManager[None]:
+        """Receive bundles until the context ends;
+        UsageError when the settings or a missing verifier forbid it.
+        """
+        receiver = BundleReceiver(self, line.instance.line, line.rollout, line.verifier)
+        return receiver.run_in_background()
 
 
 class OfferError(UsageError):
@@ -75,7 +92,7 @@ class BundleReceiver:
                 "add --trust FILE, or leave [arrival] out",
             )
         self._endpoint = settings.endpoint()
-        self._line = topics.check_name(line, "the line's name")
+        self._line = check_name(line, "the line's name")
         self._rollout = rollout
         self._verifier = verifier
         self._activate = settings.activate
@@ -103,7 +120,7 @@ class BundleReceiver:
                 me = f"edge-node-arrival-{uuid.uuid4().hex}"
                 with MqttClient(self._endpoint, me, inbox=self._events, persistent=False) as mqtt:
                     last_error = ""
-                    mqtt.subscribe(topics.bundle_offers(self._line))
+                    mqtt.subscribe(topics.offers(self._line))
                     self._listen(mqtt)
             except EdgeNodeError as error:
                 if error.what != last_error:
@@ -178,7 +195,7 @@ class BundleReceiver:
         )  # keeps what an interrupted transfer has left of this bundle
         me = f"line-{uuid.uuid4().hex[:16]}"
         transfer = BlobTransfer(
-            self._endpoint, topics.line_namespace(self._line), me, blobs_, self._events
+            self._endpoint, topics.namespace(self._line), me, blobs_, self._events
         )
         transfer.start()
         try:
@@ -303,7 +320,7 @@ class BundleReceiver:
 
     def _answer(self, mqtt: MqttClient, answer: Answer) -> None:
         try:
-            mqtt.publish(topics.bundle_answers(self._line), encode(answer))
+            mqtt.publish(topics.answers(self._line), encode(answer))
         except EdgeNodeError as error:  # too many messages wait for the broker
             self._log_refusal(answer.sender, error.what)
 

@@ -12,11 +12,12 @@ import msgspec
 
 from broker_config.mqtt.client import Delivery, MqttClient, read_retained
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.topics import check_name, federation_of, spec
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.blob_transfer import BlobTransfer
 from edge.bundle import bundle_format
+from edge_node.extensions.bundle_delivery import topics
 from edge_node.extensions.bundle_delivery.bundle_messages import Answer, File, Offer, encode
 
 _AGAIN = 2.0  # seconds between two offers while there is no answer, or the line is busy
@@ -41,15 +42,15 @@ def send_bundle(
         EdgeNodeError: the line does not answer.
         BrokerError: the broker cannot be reached.
     """
-    topics.check_name(line, "the line's name")
+    check_name(line, "the line's name")
     found = bundle_format.read_bundle(folder)
     if not (folder / bundle_format.SIGNATURE).exists():
         raise UsageError(
             f"{folder} is not signed, and a line takes nothing else from a broker",
             "export it with the node's kit (edge-node export --kit)",
         )
-    if specs := read_retained(endpoint, [topics.spec("+")], 5.0):
-        federation = topics.federation_of(next(iter(specs)))
+    if specs := read_retained(endpoint, [spec("+")], 5.0):
+        federation = federation_of(next(iter(specs)))
         raise UsageError(
             f"{endpoint} is the broker of federation {federation!r}, and a personal model does "
             "not leave the plant",
@@ -75,14 +76,14 @@ def _offer(
     files = tuple(
         File(name, *blobs.put(bundle_format.read_file(found.folder, name))) for name in names
     )
-    transfer = BlobTransfer(endpoint, topics.line_namespace(line), sender, blobs, events)
+    transfer = BlobTransfer(endpoint, topics.namespace(line), sender, blobs, events)
     transfer.start()
     try:
         offer = Offer(sender=sender, chunk_size=transfer.chunk_size(), files=files)
         for each in files:
             transfer.offer(each.digest, offer.chunk_size)
         with MqttClient(endpoint, f"edge-node-{sender}", inbox=events, persistent=False) as mqtt:
-            mqtt.subscribe(topics.bundle_answers(line))
+            mqtt.subscribe(topics.answers(line))
             return _await_answer(mqtt, events, offer, line, report, patience)
     finally:
         transfer.close()
@@ -105,7 +106,7 @@ def _await_answer(
     while (now := time.monotonic()) - heard < limit:
         if not fetching and now - offered > _AGAIN:
             offered = now
-            mqtt.publish(topics.bundle_offers(line), encode(offer))
+            mqtt.publish(topics.offers(line), encode(offer))
         answer = _next_answer(events, offer.sender)
         if answer is None:
             continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from broker_config.protocol import topics
+from broker_config.protocol.topics import ROOT
 from edge.config.broker_settings import BrokerSettings
 from edge.config.instance import Instance
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # what Home Assistant expects by default
 _ONLINE = b"online"
 _OFFLINE = b"offline"
+
+
+def topic(line: str) -> str:
+    """Line daemon -> Home Assistant, retained: the root of its state and of its availability."""
+    return f"{ROOT}/lines/{line}/homeassistant"
 
 
 class Settings(BrokerSettings, frozen=True, kw_only=True, tag_field="kind", tag="homeassistant"):
@@ -82,7 +87,7 @@ class HomeAssistant:
         self.name = f"homeassistant:{broker.target}"
         self._broker = broker
         self._prefix = prefix
-        self._base = topics.home_assistant(broker.line)
+        self._base = topic(broker.line)
         self._state = State()
         self._connection: Connection | None = None
 
@@ -163,7 +168,7 @@ def discovery(device: str, line: str) -> dict[str, Any]:
         "defects": {"platform": "sensor", "name": "Defects", "state_class": "total_increasing"},
         "failures": {"platform": "sensor", "name": "Failures", "state_class": "total_increasing"},
     }
-    base = topics.home_assistant(line)
+    base = topic(line)
     return {
         "device": {
             "identifiers": [device],

@@ -180,10 +180,9 @@ def _kind_of(path: Path) -> Look:
     if path.is_file():
         return _look_at_file
     if (path / bundle_format.MANIFEST).is_file():
-        if role := _vfl_role(path):
+        if role := _role_of(path):
             raise UsageError(
-                f"{path} is the bundle of a {role}, and records are of horizontal federations",
-                "leave it out",
+                f"{path} is the bundle of a {role}, and no record tells of those", "leave it out"
             )
         return _look_at_bundle
     if is_coordinator(path):
@@ -200,8 +199,8 @@ def _kind_of(path: Path) -> Look:
     )
 
 
-def _vfl_role(folder: Path) -> str:
-    """That of a member of vertical federated learning, if the bundle is one's."""
+def _role_of(folder: Path) -> str:
+    """Return the role that a bundle names; that of a whole model names none."""
     # One that is damaged is looked at as any other.
     with suppress(EdgeNodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError):
         return bundle_format.check_format(folder, bundle_format.load_manifest(folder))

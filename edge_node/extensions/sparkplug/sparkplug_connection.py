@@ -69,7 +69,7 @@ class Connection:
             why = self._refusals[0].lower() if self._refusals else "no answer"
             raise BrokerError(
                 f"{endpoint} refuses a subscription to Sparkplug's topics: {why}",
-                "let this user read and write them: see Sparkplug B in docs/line.md",
+                "let this user read and write them: see docs/sparkplug.md",
             )
 
     def publish(self, message: Message) -> paho.MQTTMessageInfo:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from broker_config.protocol.errors import UsageError
-from edge_node.extensions.tracking.tracker import Point, Run
+from trainer.progress.trackers import Point, Run
 
 # MLflow reads these when it is imported. Nobody is told that it is used here, and a server that is
 # away is our concern.

@@ -22,7 +22,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import (
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from broker_config.storage import disk
-from edge_node.extensions.tracking.tracker import Point, Run
+from trainer.progress.trackers import Point, Run
 
 
 class TensorBoard:

@@ -11,14 +11,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.security import trust
 from edge.bundle.bundle_format import CHARTER, MANIFEST, SIGNATURE
@@ -47,7 +45,6 @@ KNOWN = (
     "line/spool/line-1/origin",
     "line/spool/line-1/outcomes.sqlite*",
     "line/sources/*.sqlite*",
-    "line/sparkplug/sparkplug-*.json",
     "line/plant-a@test.json",
     "line/bundles/line-1/daemon",
     "line/bundles/line-1/state.json",
@@ -100,10 +97,9 @@ class Line:
     with an older copy of its state folder.
     """
 
-    def __init__(self, folder: Path, broker: str):
+    def __init__(self, folder: Path):
         self._folder, self._receiver = folder, Receiver()
         self._camera, self._scratch = folder / "camera", folder / "scratch"
-        self._broker = broker
         self._camera.mkdir()
         keys = FederationKeys()
         (folder / "trust").write_bytes(trust.encode(keys.trust()))
@@ -146,10 +142,6 @@ path = "{self._camera}"
 [[sinks]]
 kind = "webhook"
 url = "http://127.0.0.1:{self._receiver.port}/"
-[[sinks]]
-kind = "sparkplug"
-url = "{self._broker}"
-group = "plant"
 [keep]
 path = "{folder / "line/kept"}"
 what = "all"
@@ -217,9 +209,8 @@ path = "{folder / "line/images"}"
 
 
 @pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
-        yield Line(tmp_path_factory.mktemp("line"), running.url)
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    return Line(tmp_path_factory.mktemp("line"))
 
 
 @pytest.mark.slow

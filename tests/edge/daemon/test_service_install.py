@@ -17,14 +17,30 @@ import pytest
 from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, UsageError
 from broker_config.security import secret_environment
 from edge.bundle.bundle_format import BundleError
+from edge.config.instance import Instance
+from edge.daemon import line_settings
 from edge.daemon.exit_codes import FINAL, code
-from edge.daemon.systemd_unit import quote
+from edge.daemon.service_install import find_needs
+from edge.daemon.systemd_unit import compose, quote
+from edge.inference.pipeline import Source
+from edge.sources.source import Access
 from edge_node.cli.main import app, command_tree
 from tests.support.plants import here
 from tests.support.tiny_bundle import tiny_bundle
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 COMMANDS = command_tree(app).commands
+OPTIONS = ("bundle", "trust", "watch", "ca", "cert", "key", "output", "state")
+
+
+class UsbCamera:
+    """Settings of a source that may be at USB or in the network."""
+
+    def open_source(self, instance: Instance) -> Source:
+        raise NotImplementedError
+
+    def access(self) -> Access:
+        return Access(devices=("char-usb_device",), interfaces=True)
 
 
 @pytest.fixture
@@ -115,16 +131,23 @@ def test_a_camera_a_low_port_and_a_secret_get_what_they_need(folder: Path) -> No
     assert "PrivateDevices=yes" not in found
 
 
-GENICAM = '[[sources]]\nkind = "genicam"\nproducer = "vendor.cti"\n'
+BROKER = '[[sources]]\nkind = "mqtt"\nurl = "mqtts://plant.local"\ntopic = "t"\nca = "ca.pem"\n'
 
 
-def test_a_genicam_camera_may_be_at_usb_or_in_the_network_and_its_producer_must_be_readable(
+def test_a_file_that_a_source_names_must_be_readable(folder: Path) -> None:
+    refused = install(folder, BROKER)
+    assert f"may not read {folder}/ca.pem" in refused.stderr
+    (folder / "ca.pem").touch()
+    assert "PrivateDevices=yes" in unit(folder, BROKER)
+
+
+def test_a_source_may_need_devices_of_a_class_and_the_list_of_network_interfaces(
     folder: Path,
 ) -> None:
-    refused = install(folder, GENICAM)
-    assert f"may not read {folder}/vendor.cti" in refused.stderr
-    (folder / "vendor.cti").touch()
-    found = unit(folder, GENICAM)
+    settings = line_settings.Settings(sources=(UsbCamera(),))
+    options = {**dict.fromkeys(OPTIONS), "port": 8080}
+    needs = find_needs(folder / "line.toml", options, settings, {})
+    found = compose("line", ME, ("edge-node",), needs).splitlines()
     assert {"DeviceAllow=char-usb_device rw", "RestrictAddressFamilies=AF_NETLINK"} <= set(found)
     assert "PrivateDevices=yes" not in found
     assert "RestrictAddressFamilies=AF_NETLINK" not in unit(folder, "")

@@ -267,12 +267,11 @@ def test_another_user_of_the_same_broker_is_the_same_sink(tmp_path):
     with open_outbox(tmp_path / "spool", Limits()) as outbox:
         names = set()
         for url in ("mqtt://broker", "mqtt://line:secret@broker:1883"):
-            for kind in ("mqtt", "homeassistant"):
-                (wanted,) = parse(
-                    {"sinks": [{"kind": kind, "url": url}]}, tmp_path / "line.toml"
-                ).sinks
-                names.add(wanted.open_sink(Instance("line-1", tmp_path), outbox).name)
-    assert names == {"mqtt:mqtt://broker:1883", "homeassistant:mqtt://broker:1883"}
+            (wanted,) = parse(
+                {"sinks": [{"kind": "mqtt", "url": url}]}, tmp_path / "line.toml"
+            ).sinks
+            names.add(wanted.open_sink(Instance("line-1", tmp_path), outbox).name)
+    assert names == {"mqtt:mqtt://broker:1883"}
 
 
 def test_the_broker_keeps_the_last_verdict_for_those_who_come_later(broker, tmp_path):

@@ -1,35 +1,5 @@
-"""What the tests of sources share: a model, a line and its folder of images, and no patience."""
+"""What the tests of sources share."""
 
-from pathlib import Path
+from tests.support.source_fixtures import camera, impatient, instance, model
 
-import pytest
-
-from edge.config.instance import Instance
-from edge.inference.served_model import load_model
-from edge.sources import folder as folder_source
-from edge.sources import source_runner
-from tests.support.tiny_bundle import tiny_bundle
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return load_model(tiny_bundle(tmp_path_factory.mktemp("sources") / "bundle").folder)
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(folder_source, "QUIET", 0.05)
-    monkeypatch.setattr(source_runner, "FIRST", 0.05)
-    monkeypatch.setattr(source_runner, "LONGEST", 0.2)
-
-
-@pytest.fixture
-def instance(tmp_path) -> Instance:
-    return Instance("line-1", tmp_path / "state")
-
-
-@pytest.fixture
-def camera(tmp_path) -> Path:
-    folder = tmp_path / "camera"
-    folder.mkdir()
-    return folder
+__all__ = ["camera", "impatient", "instance", "model"]

@@ -21,7 +21,6 @@ from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Manifest, Spec
 from edge.bundle.bundle_format import read_bundle
-from edge_node.extensions.record.model_card import model_card
 from tests.support.changed_specs import changed
 from tests.support.plants import CLASSES, draw, drawn_weights, here, load_images, start, wait_for
 from tests.support.waiting import heard
@@ -405,5 +404,4 @@ def test_a_node_that_is_killed_says_the_same_again_and_board_report_and_bundle_t
     bundle = read_bundle(tmp_path / "bundles" / "plant-a")
     assert bundle.manifest.provenance
     assert bundle.manifest.provenance.privacy == load_metadata(states["plant-a"] / "model").privacy
-    assert said in model_card(bundle)
     assert msgspec.json.encode(bundle.manifest.provenance.privacy)

@@ -27,10 +27,12 @@ from broker_config.transfer import blob_transfer
 from edge.bundle.verification import Verifier
 from edge.config.instance import Instance
 from edge.daemon.daemon import serve
-from edge.daemon.line_settings import Settings, parse
+from edge.daemon.line_settings import parse
+from edge.daemon.service_install import find_needs
 from edge.registry.bundle_store import line_store
 from edge.registry.pre_rollout_checks import Gate
-from edge_node.extensions.bundle_delivery import bundle_messages, bundle_sender
+from edge_node.extensions.bundle_delivery import bundle_messages, bundle_receiver, bundle_sender
+from edge_node.extensions.bundle_delivery import topics as delivery
 from edge_node.extensions.bundle_delivery.bundle_messages import Answer, File, Offer
 from edge_node.extensions.bundle_delivery.bundle_receiver import BundleReceiver
 from tests.support.bundle_stores import stored, tiny
@@ -84,7 +86,7 @@ def receiving(
     verifier = Verifier(ours.trust(), folder / "memory")
     name = f"line-{secrets.token_hex(4)}"
     with running(store, digests, gate, verifier) as line:
-        wanted = bundle_messages.Settings(url=url, activate=activate)
+        wanted = bundle_receiver.Settings(url=url, activate=activate)
         taking = BundleReceiver(wanted, name, line.rollout, verifier, **timing)
         with taking.run_in_background():
             found = Receiving(line.rollout, line.line, line.outbox, digests)
@@ -215,6 +217,16 @@ def test_a_line_that_checks_no_signatures_takes_nothing_from_a_broker(tmp_path):
     assert "--trust" in caught.value.remedy
 
 
+def test_a_lines_service_may_read_the_files_of_that_broker(tmp_path):
+    tables = {"arrival": {"url": "mqtts://plant.local", "ca": "ca.pem"}}
+    settings = parse(tables, tmp_path / "line.toml")
+    options = dict.fromkeys(
+        ("bundle", "trust", "watch", "ca", "cert", "key", "output", "state"), None
+    )
+    needs = find_needs(tmp_path / "line.toml", {**options, "port": 0}, settings, {})
+    assert needs.reads == (tmp_path / "ca.pem",)
+
+
 def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, plant):
     """On one that asks nobody the federation is found; on one that does,
     no member may speak or listen there.
@@ -246,11 +258,9 @@ def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, 
 def test_no_member_of_any_federation_may_speak_or_listen_where_bundles_travel():
     names = ("line-1", "nodes", "blobs", "lines")
     sender, digest = "sender-0123456789abcdef", "0" * 64
-    used = [
-        each for name in names for each in (topics.bundle_offers(name), topics.bundle_answers(name))
-    ]
-    used += [topics.want(topics.line_namespace(name), sender, "line-x") for name in names]
-    used += [topics.chunks(topics.line_namespace(name), sender, digest, 262_144) for name in names]
+    used = [each for name in names for each in (delivery.offers(name), delivery.answers(name))]
+    used += [topics.want(delivery.namespace(name), sender, "line-x") for name in names]
+    used += [topics.chunks(delivery.namespace(name), sender, digest, 262_144) for name in names]
     for federation in ("+", "lines", "steel"):
         for member in (topics.COORDINATOR, topics.MONITOR, "plant-a", "nodes", "bundles", "blobs"):
             given = access_list.rights(member, federation)
@@ -273,9 +283,9 @@ class Hostile:
         self.sender = f"sender-{secrets.token_hex(8)}"
 
     def say(self, payload: bytes, topic: str = "") -> None:
-        self._client.publish(
-            topic or topics.bundle_offers(self.line.name), payload, 1
-        ).wait_for_publish(60)
+        self._client.publish(topic or delivery.offers(self.line.name), payload, 1).wait_for_publish(
+            60
+        )
 
     def refused(self, payload: bytes) -> str:
         """Why the line refuses an offer, which is repeated until the line hears it."""
@@ -309,7 +319,7 @@ def hostile(line) -> Iterator[Hostile]:
     client.max_queued_messages_set(0)
     client.connect(broker.host, broker.port)
     client.loop_start()
-    with subscriber(line.url, topics.bundle_answers(line.name)) as heard:
+    with subscriber(line.url, delivery.answers(line.name)) as heard:
         yield Hostile(line, client, heard)
     client.disconnect()
     client.loop_stop()
@@ -430,7 +440,7 @@ def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile,
         hostile.say(os.urandom(3000))
     for _ in range(100):
         topic = topics.chunks(
-            topics.line_namespace(line.name), hostile.sender, secrets.token_hex(32), 262_144
+            delivery.namespace(line.name), hostile.sender, secrets.token_hex(32), 262_144
         )
         hostile.say(os.urandom(100_000), topic)
     deadline = time.monotonic() + PATIENCE
@@ -475,8 +485,6 @@ def test_send_reaches_a_daemon_and_its_exit_code_says_what_became_of_it(ours, pl
 
 
 def test_a_broker_that_is_away_does_not_keep_the_line_from_its_work(ours, tmp_path):
-    settings = Settings(arrival=bundle_messages.Settings(url="mqtt://127.0.0.1:1"))
-    assert settings.arrival
     (tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
     (tmp_path / "line.toml").write_text(
         'trust = "plant-a.trust"\n[arrival]\nurl = "mqtt://127.0.0.1:1"\n'

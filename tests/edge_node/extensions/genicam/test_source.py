@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from broker_config.protocol.errors import UsageError
+from edge.daemon import line_settings
+from edge.daemon.service_install import find_needs
 from edge.inference.outcomes import Notice, Verdict
 from edge_node.extensions.genicam import source as genicam
 from tests.support.genicam_simulator import PRODUCER
@@ -39,6 +41,20 @@ def is_camera(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return "edge_node.extensions.genicam.genicam_process" in process.cmdline()
     return False
+
+
+def test_its_service_sees_usb_devices_and_the_network_and_may_read_the_producer(
+    tmp_path: Path,
+) -> None:
+    tables = {"sources": [{"kind": "genicam", "producer": "vendor.cti"}]}
+    settings = line_settings.parse(tables, tmp_path / "line.toml")
+    options = dict.fromkeys(
+        ("bundle", "trust", "watch", "ca", "cert", "key", "output", "state"), None
+    )
+    needs = find_needs(tmp_path / "line.toml", {**options, "port": 0}, settings, {})
+    assert needs.reads == (tmp_path / "vendor.cti",)
+    assert needs.cameras == ("char-usb_device",)
+    assert needs.interfaces
 
 
 def test_frames_become_verdicts_named_by_the_camera_and_their_numbers(model, instance):

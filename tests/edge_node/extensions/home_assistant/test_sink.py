@@ -9,7 +9,13 @@ from typing import Any
 import paho.mqtt.client as paho
 
 from broker_config.broker.embedded import EmbeddedBroker
+from edge.config.instance import Instance
+from edge.daemon.line_settings import parse
+from edge.outbox.limits import Limits
+from edge.outbox.outbox import open_outbox
+from edge_node.extensions.home_assistant.sink import topic
 from tests.support.numbered_outcomes import OutcomeProcess
+from tests.support.paths import REPOSITORY
 from tests.support.waiting import PATIENCE
 
 
@@ -41,6 +47,22 @@ class Watcher:
 
 
 BASE = "edge-node/v1/lines/line-1/homeassistant"
+
+
+def test_another_user_of_the_same_broker_is_the_same_sink_and_none_of_verdicts(tmp_path):
+    with open_outbox(tmp_path / "spool", Limits()) as outbox:
+        names = set()
+        for url in ("mqtt://broker", "mqtt://line:secret@broker:1883"):
+            (wanted,) = parse(
+                {"sinks": [{"kind": "homeassistant", "url": url}]}, tmp_path / "line.toml"
+            ).sinks
+            names.add(wanted.open_sink(Instance("line-1", tmp_path), outbox).name)
+    assert names == {"homeassistant:mqtt://broker:1883"}
+
+
+def test_the_topic_of_its_state_is_on_the_page():
+    page = (REPOSITORY / "docs" / "home-assistant.md").read_text()
+    assert f"`{topic('LINE')}`" in page
 
 
 def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(

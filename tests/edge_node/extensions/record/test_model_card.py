@@ -19,7 +19,9 @@ from edge.bundle.bundle_format import (
 )
 from edge.bundle.comparison import Candidate, Comparison
 from edge_node.extensions.record.model_card import model_card
+from tests.support.gaussian_plant import gaussian_plant
 from tests.support.tiny_bundle import PROVENANCE, tiny_bundle
+from trainer.training import personal_model
 
 COMPARISON = Comparison(
     images=24,
@@ -73,6 +75,15 @@ def test_it_has_counts_method_figures_with_intervals_limits_and_hashes(plain: Bu
         plain.manifest.roles["classifier"].sha256,
     ):
         assert expected in card, expected
+
+
+def test_its_accuracy_is_the_one_that_the_plant_was_told(tmp_path: Path) -> None:
+    folder = gaussian_plant(tmp_path, "plant-1")
+    told = personal_model.load_metadata(folder / "model").metrics
+    card = model_card(read_bundle(folder / "bundles" / "plant-1"))
+    share = f"{told['accuracy']:.1%}"
+    assert card.count(share) >= 3, "figures, comparison, and what a line makes of it"
+    assert f"{told['accuracy_low']:.1%} to {told['accuracy_high']:.1%}" in card
 
 
 def test_of_a_private_federation_it_says_what_was_spent_and_that_the_bundle_itself_is_not_private(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import RecordHead
 from broker_config.security import trust
@@ -24,13 +25,16 @@ from edge.bundle.bundle_format import MANIFEST
 from edge.registry.bundle_store import line_store
 from edge_node.extensions.record.offline_verification import Result, verify
 from edge_node.extensions.record.record_file import export, stored_lines
+from tests.support.authority import Authority
 from tests.support.bundle_stores import stored, tiny
 from tests.support.federation_keys import FederationKeys
 from tests.support.ledger_runs import drafted
 from tests.support.plants import here
 from tests.support.record_runs import BROADCASTS, bundle_of, coordinate, newest_head
+from tests.support.threaded_federation import PLANTS, Federation
 from tests.support.tiny_bundle import tiny_bundle
 from trainer.federation.server.journal import Journal
+from trainer.federation.server.spec import Participation
 
 KEYS = FederationKeys("steel")
 
@@ -465,6 +469,30 @@ def test_kinds_of_a_later_version_are_followed_and_told(tmp_path: Path) -> None:
     (result,) = verify([tmp_path / "record"])
     assert not result.refused
     assert any("does not know" in text for text in result.not_verified)
+
+
+def test_models_of_a_federation_over_a_broker_know_the_record_of_its_coordinator(
+    endpoint: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    authority = Authority("recorded")
+    federation = Federation(
+        endpoint, plants, tmp_path, "recorded", 3, Participation(), signers=authority.signers()
+    )
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    for session in sessions:
+        session.end()
+    kit = authority.kit("plant-a")
+    trusted = trust.Trust(
+        federation="recorded", node="plant-a", authority=kit.authority, charter=kit.charter
+    )
+    models = [federation.folder / name for name in PLANTS]
+    record, *others = verify([federation.folder / "coordinator", *models], trusted)
+    assert [each.refused for each in (record, *others)] == [None] * (1 + len(PLANTS))
+    assert [text for text in record.verified if text.startswith("up to")] == [
+        f"up to entry 5 it is as {model} knows it" for model in models
+    ]
+    for each in others:
+        assert any("signed the broadcast" in text for text in each.verified)
 
 
 def test_the_command_tells_true_from_false_by_its_exit_code(

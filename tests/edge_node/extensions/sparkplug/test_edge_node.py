@@ -422,12 +422,20 @@ def test_the_number_of_the_connection_goes_on_after_a_restart_and_returns_to_0_a
     ) == (0, False)
 
 
-def test_a_damaged_memory_or_a_full_disk_does_not_keep_the_node_from_connecting(tmp_path: Path):
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff" * 64, b"{}", b"[" * 100_000])
+def test_a_damaged_memory_does_not_keep_the_node_from_connecting(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     where = Endpoint.parse("mqtt://broker"), WHO
     BirthState(tmp_path, *where).next_birth_death()
     (path,) = tmp_path.glob("sparkplug-*.json")
-    path.write_bytes(b"{")
+    path.write_bytes(content)
     assert BirthState(tmp_path, *where).next_birth_death() == 0
+    assert f"{path} is damaged" in caplog.text
+
+
+def test_a_full_disk_does_not_keep_the_node_from_connecting(tmp_path: Path):
+    where = Endpoint.parse("mqtt://broker"), WHO
     (tmp_path / "file").write_text("")
     assert [BirthState(tmp_path / "file", *where).next_birth_death() for _ in range(2)] == [0, 0]
 
@@ -439,8 +447,8 @@ WITHOUT_PROTOBUF = """
 import sys
 from pathlib import Path
 sys.modules["google.protobuf"] = None
-from broker_config.protocol.errors import explain
-from edge.daemon import line_settings as settings
+from broker_config.protocol.errors import UsageError
+import edge.daemon.line_settings as settings
 from edge.config.instance import Instance
 from edge.daemon import daemon
 from edge.daemon.dispatcher import Dispatcher
@@ -449,8 +457,8 @@ Path("line.toml"))
 try:
     Dispatcher(Instance("line-1", Path(sys.argv[1])), \
 found.spool).prepare(found.sinks)
-except ImportError as error:
-    print(explain(error))
+except UsageError as error:
+    print(error)
 """
 
 

@@ -311,7 +311,7 @@ def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, ma
 
 
 def test_the_access_list_in_the_documentation_is_all_that_it_needs(tmp_path):
-    page = (REPOSITORY / "docs" / "line.md").read_text()
+    page = (REPOSITORY / "docs" / "sparkplug.md").read_text()
     (tmp_path / "acl").write_text(
         "\n".join(re.findall(r"^ *(topic .* spBv1\.0/.*)$", page, re.MULTILINE))
     )

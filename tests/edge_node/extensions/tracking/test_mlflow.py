@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.extensions.tracking import track
-from edge_node.extensions.tracking.tracker import Limits, tracking
 from tests.support.mlflow_server import MLflowServer, mlflow_server
 from tests.support.ports import free_port
 from tests.support.tracked_run import BEGIN, END, RUN, SETTINGS, round_events
 from tests.support.waiting import wait_until
 from trainer.progress import AnyEvent, Note, ignore
+from trainer.progress.trackers import Limits, track, tracking
 
 pytestmark = pytest.mark.slow  # the server takes ten seconds to start
 

@@ -9,12 +9,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 from broker_config.protocol.errors import EdgeNodeError
-from edge_node.extensions.tracking import track
 from edge_node.extensions.tracking.tensorboard import TensorBoard
-from edge_node.extensions.tracking.tracker import Point, Run
 from tests.support.plants import FEDERATION, draw, run
 from tests.support.tracked_run import BEGIN, END, RUN, SETTINGS, round_events
 from trainer.progress import ignore
+from trainer.progress.trackers import Point, Run, track
 
 
 def read(folder: Path) -> EventAccumulator:

@@ -1,18 +1,15 @@
 """Any tracker is fed from events; one that fails or is slow holds up nobody, and is told once."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 
 import pytest
 
 from broker_config.protocol.errors import UsageError
-from edge_node.extensions.tracking import track
-from edge_node.extensions.tracking.tracker import Limits, Point, Run, to_points, tracking
 from tests.support.tracked_run import BEGIN, END, RUN, SETTINGS, round_events
 from tests.support.waiting import wait_until
 from trainer.progress import AnyEvent, Gathering, Measured, Note, ignore
+from trainer.progress.trackers import TRACKERS, Limits, Point, Run, to_points, track, tracking
 
 
 class Memory:
@@ -136,44 +133,24 @@ def test_a_tracker_that_hangs_holds_up_nobody_and_what_it_lacks_is_counted() -> 
     assert len(memory.points) == 50, "what waits is bounded"
 
 
-def test_what_cannot_be_tracked_is_answered_before_anything_begins() -> None:
-    def refused(name: str, place: str) -> UsageError:
-        with pytest.raises(UsageError) as caught, track({name: place}, ignore):
-            pass
-        return caught.value
+def test_what_cannot_be_tracked_is_answered_before_anything_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(place: str) -> Memory:
+        raise UsageError(f"nothing can be remembered in {place}", "name another place")
 
-    error = refused("tensorbord", "runs")
-    assert (error.what, error.remedy) == (
-        "there is no tracker 'tensorbord'",
-        "did you mean 'tensorboard'?",
-    )
-    assert "URL of an MLflow server" in refused("mlflow", "sqlite:///mlflow.db").what
-    assert "MLFLOW_TRACKING_USERNAME" in refused("mlflow", "https://me:secret@mlflow.local").remedy
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_a_missing_package_is_told_with_the_extra_that_brings_it(name: str) -> None:
-    code = (
-        f"import sys\nsys.modules[{name!r}] = None\n"
-        "from trainer.progress import ignore\nfrom edge_node.extensions.tracking import track\n"
-        "from broker_config.protocol.errors import UsageError\n"
-        "try:\n"
-        f"    with track({{{name!r}: 'runs'}}, ignore): pass\n"
-        "except UsageError as error:\n"
-        "    print(error.what, error.remedy, sep='\\n')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    what, remedy = done.stdout.splitlines()
-    assert name in what
-    assert "pip install 'edge-node[tracking]'" in remedy
+    monkeypatch.setitem(TRACKERS, "memory", refuse)
+    with pytest.raises(UsageError, match="'memry'") as caught, track({"memry": "here"}, ignore):
+        pass
+    assert "'memory'" in caught.value.remedy
+    with pytest.raises(UsageError, match="in here"), track({"memory": "here"}, ignore):
+        pass
 
 
-def test_no_tracker_loads_torch_which_a_coordinator_may_not_have() -> None:
-    code = (
-        "import sys\n"
-        "import edge_node.extensions.tracking.tensorboard, edge_node.extensions.tracking.mlflow\n"
-        "found = [name for name in sys.modules if name.partition('.')[0] in ('torch', "
-        "'tensorflow')]\n"
-        "sys.exit(str(found) if found else 0)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_a_tracker_is_made_of_its_place_and_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Memory] = {}
+    monkeypatch.setitem(TRACKERS, "memory", lambda place: made.setdefault(place, Memory()))
+    with track({"memory": "here"}, ignore) as report:
+        for event in [*BEGIN, *END]:
+            report(event)
+    assert made["here"].runs == [Run("steel", RUN, SETTINGS)]

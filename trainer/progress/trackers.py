@@ -1,4 +1,4 @@
-"""Experiment trackers: the interface of one,
+"""Experiment trackers, which packages register among `edge_node.trackers`: the interface of one,
 and the thread that feeds it from events and holds up nobody.
 """
 
@@ -7,12 +7,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from broker_config.protocol.errors import abbreviate
+from broker_config.protocol.errors import UsageError, abbreviate, suggest
 from broker_config.protocol.messages import Option
+from broker_config.registry import Registry
 from edge.terminal.formatting import pluralize
 from trainer.progress.events import (
     AnyEvent,
@@ -25,7 +26,7 @@ from trainer.progress.events import (
     RoundClosed,
 )
 
-_BATCH = 500  # points; MLflow takes 1000
+_BATCH = 500  # points at once
 # what a tracker takes; a metric's name comes from a node
 _NAME = re.compile(r"\w[\w. -]*", re.ASCII)
 
@@ -48,7 +49,7 @@ class Point(NamedTuple):
 
 
 class Tracker(Protocol):
-    """One place that records runs.
+    """One place that records runs. What is registered makes it of the place's name, a text.
 
     Its methods may take long and raise anything: they are then called again.
     """
@@ -66,6 +67,9 @@ class Tracker(Protocol):
         """The run has finished, or is suspended."""
 
 
+TRACKERS: Registry[Callable[[str], Tracker]] = Registry("trackers", needed=False)
+
+
 class Limits(NamedTuple):
     """How long and how much a tracker may keep waiting."""
 
@@ -75,6 +79,30 @@ class Limits(NamedTuple):
 
 
 LIMITS = Limits()
+
+
+@contextmanager
+def track(wanted: Mapping[str, str], report: Report) -> Iterator[Report]:
+    """A report that also feeds trackers, given as name and place.
+
+    Raises:
+        UsageError: there is no such tracker, its package is not installed, or the place cannot be
+            one.
+    """
+    made = {name: _make(name, place) for name, place in wanted.items()}
+    with ExitStack() as stack:
+        for name, tracker in made.items():
+            report = stack.enter_context(tracking(name, tracker, report))
+        yield report
+
+
+def _make(name: str, place: str) -> Tracker:
+    if name not in TRACKERS:
+        remedy = "install the package that adds it"
+        if TRACKERS:
+            remedy = f"{suggest(name, TRACKERS)} (or {remedy})"
+        raise UsageError(f"there is no tracker {name!r}", remedy)
+    return TRACKERS[name](place)
 
 
 @contextmanager
