@@ -11,6 +11,7 @@ the kernel does:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
@@ -126,7 +127,7 @@ def read_demands(demanded: Mapping[str, str]) -> dict[str, PlantCheck]:
     if not demanded:
         return {}
     kinds = dict(PLANT_CHECKS)
-    known = {name for kind in kinds.values() for name in kind.__struct_fields__}
+    known = set(chain.from_iterable(kind.__struct_fields__ for kind in kinds.values()))
     if unknown := sorted(demanded.keys() - known):
         raise UsageError(
             f"nothing here can check what this node demands: {', '.join(unknown)}",
