@@ -263,3 +263,9 @@ def test_no_block_is_hidden_from_these_tests_by_being_indented(page: str) -> Non
     )
     assert "```" not in text
     assert re.findall(r"(?<=\n\n)    .*", text) == []
+
+
+def test_the_readme_names_no_command_that_does_not_exist() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    known = {*command_tree(app).commands, "version"}
+    assert set(re.findall(r"edge-node ([a-z][a-z-]*)", readme)) <= known

@@ -20,6 +20,13 @@ from tests.support.wire_messages import RUN, SESSION
 from trainer.federation.masking import least_threshold, member_state
 from trainer.federation.masking.masks import apply_masks
 from trainer.federation.masking.member_state import Answer, Member, Record
+from trainer.federation.server.coordinator import (
+    events,
+    masking_machine,
+    masking_state,
+    round_machine,
+    round_state,
+)
 from trainer.federation.server.coordinator.effects import (
     RecordMasks,
     Refuse,
@@ -29,13 +36,6 @@ from trainer.federation.server.coordinator.effects import (
     Unreadable,
 )
 from trainer.federation.server.coordinator.masking_state import Facts, Masking
-from trainer.federation.server.coordinator.process import (
-    events,
-    masking_machine,
-    masking_state,
-    round_machine,
-    round_state,
-)
 from trainer.federation.server.unmasking import masks_in_sum
 from trainer.models.named_tensors import Arrays
 

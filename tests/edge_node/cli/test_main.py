@@ -56,10 +56,6 @@ def test_every_command_has_help_with_an_example_and_stands_on_a_page(
     assert f"edge-node {command}" in PAGES
 
 
-def test_the_readme_names_no_command_that_does_not_exist() -> None:
-    assert set(re.findall(r"edge-node ([a-z][a-z-]*)", README)) <= {*COMMANDS, "version"}
-
-
 def test_every_example_in_the_help_is_a_command_line_that_parses() -> None:
     group = command_tree(app)
     bundle = group.commands["bundle"]

@@ -34,7 +34,7 @@ from tests.support.node_model import (
 )
 from trainer.federation.client import session_events as node_events
 from trainer.federation.client import session_state
-from trainer.federation.server.coordinator.process import (
+from trainer.federation.server.coordinator import (
     coordinator_machine,
     coordinator_state,
     effects,

@@ -21,9 +21,9 @@ from trainer.training import conclusion
 
 REFUSED = {
     "afedcl_plus": "has no other head than that of statistics",
-    "fedbn": "its nodes share no whole encoder",
+    "fedbn": "different encoders",
     "gaussian": "has no other head than that of statistics",
-    "local": "its nodes share no whole encoder",
+    "local": "different encoders",
 }
 COMBINES = tuple(name for name in ON_ANY_MODEL if name not in REFUSED)
 
@@ -37,8 +37,9 @@ def drafted(method: str, rounds: int = 1) -> tuple[Spec, Arrays]:
 
 @pytest.mark.parametrize("method", REFUSED)
 def test_a_head_of_statistics_is_refused_with_the_reason(method: str) -> None:
-    with pytest.raises(UsageError, match=f"{method}.*{REFUSED[method]}") as caught:
+    with pytest.raises(UsageError, match=REFUSED[method]) as caught:
         drafted(method)
+    assert method in caught.value.what
     assert "leave out --head" in caught.value.remedy
 
 

@@ -17,7 +17,6 @@ from trainer.models.weights_package import PACKAGE, find_file
 COMMANDS = {
     "coordinate": ("coordinate", "mqtt://127.0.0.1:1", "--classes", "a,b", "--nodes", 2),
     "simulate": ("simulate", "--partition", "iid", "--nodes", 2, "--out", "run", "--data"),
-    "anomaly": ("anomaly",),
 }
 SURFACE = ("--model", "mobilenet_v2", "--weights", "surface")
 
@@ -82,9 +81,8 @@ def test_a_command_that_needs_them_says_so(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = COMMANDS[command]
-    if command in ("coordinate", "simulate"):
-        words = (words[0], *SURFACE, *words[1:])
+    name, *words = COMMANDS[command]
+    words = (name, *SURFACE, *words)
     if command != "coordinate":
         words = (*words, draw(tmp_path / "images", 24, 0))
     done = here(*words)

@@ -1,6 +1,7 @@
 """Good images alone become a bundle that the line serves: it tells what is strange, and where."""
 
 import json
+import sys
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ from edge_node.extensions.anomaly.anomaly_export import (
 )
 from tests.support.daemon_process import daemon
 from tests.support.plants import here
+from trainer.models.weights_package import PACKAGE
 
 SIZE = 96
 FLAW = slice(30, 62), slice(48, 72)  # rows and columns of it
@@ -150,3 +152,12 @@ def test_too_few_good_images_and_copies_of_one_are_refused(images: Path, tmp_pat
 def test_a_name_that_no_node_can_have_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--out"):
         export_anomaly_detector(tmp_path, None, tmp_path / "line 7#", SIZE)
+
+
+def test_without_the_package_of_weights_its_installation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    refused = here("anomaly", surfaces(tmp_path / "good", 24, 0), "--out", tmp_path / "bundle")
+    assert refused.returncode == 2
+    assert "pip install edge-node-weights" in refused.stderr
