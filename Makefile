@@ -29,7 +29,7 @@ PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_pre
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: venv demo test pages slow nightly bare quality chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
+.PHONY: venv demo test kernel pages slow nightly bare quality chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
 
 # Only the environment.
 venv: $(INSTALLED)
@@ -51,6 +51,12 @@ test:
 	$(PROGRAMS) $(NEEDED)
 	$(MAKE) $(INSTALLED)
 	$(PYTEST) -m "not slow and (smoke or not page)"
+
+# The kernel alone: a wheel without the extensions passes its own tests.
+kernel:
+	$(PROGRAMS) $(NEEDED)
+	$(MAKE) $(INSTALLED)
+	tests/kernel.sh $(BIN)/python --numprocesses 2
 
 # All pages in a real browser.
 pages:
