@@ -88,7 +88,7 @@ def check(
 
     from trainer import progress
     from trainer.data.checks import findings_output
-    from trainer.data.checks.image_checks import check_folders, image_options
+    from trainer.data.checks.check_run import check_folders, image_options
 
     aliases = parse_pairs(alias, "--alias", "{}=scratches")
     with (

@@ -27,6 +27,7 @@ from trainer.federation.server.coordinator import (
     round_machine,
     round_state,
 )
+from trainer.federation.server.coordinator.admission import Admission, classify
 from trainer.federation.server.coordinator.effects import (
     RecordMasks,
     Refuse,
@@ -197,7 +198,7 @@ class MaskedRound:
     # The coordinator
 
     def receive_contribution(self, name: str, masked: Arrays) -> None:
-        if self.federation.admission(name, 1) is not round_state.Admission.DUE:
+        if classify(self.federation, name, 1) is not Admission.DUE:
             return
         self.arrived[name] = masked
         self.federation, _ = round_machine.advance(self.federation, contributed(name))

@@ -23,7 +23,7 @@ from edge_node.cli.main import run as run_app
 from tests.support.forked_process import Forked
 from tests.support.waiting import PATIENCE, wait_until
 from trainer.data import class_folders
-from trainer.data.checks.image_checks import load_checked
+from trainer.data.checks.check_run import load_checked
 from trainer.data.class_folders import Images
 from trainer.federation.client.plant_images import suited_hold_out
 from trainer.methods import make

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from edge.inference.image_decoding import ImageError, Photo
-from trainer.data.checks import rules
+from trainer.data.checks import image_rules
 from trainer.data.checks.findings import Finding, raise_errors
 from trainer.data.class_names import check_class_folders, check_own_aliases
 from trainer.data.folder_scan import Entry, FolderScan, decode_entries, scan_folder
@@ -124,7 +124,7 @@ def scan(folder: Path) -> Catalogue:
 
 def make_catalogue(found: FolderScan) -> Catalogue:
     """The images that were found. Raises as `scan` does."""
-    findings = tuple(rules.check_folder(found))
+    findings = tuple(image_rules.check_folder(found))
     raise_errors(findings)
     return Catalogue(found.entries, findings)
 
@@ -143,7 +143,7 @@ def scan_sources(folders: Sequence[Path], aliases: Mapping[str, str]) -> list[Ca
     scanned = [scan_folder(folder) for folder in folders]
     sources = [Catalogue(make_catalogue(found.with_aliases(aliases)).entries) for found in scanned]
     check_own_aliases(aliases, set(chain.from_iterable(found.names for found in scanned)))
-    raise_errors(rules.check_sources([source.entries for source in sources]))
+    raise_errors(image_rules.check_sources([source.entries for source in sources]))
     return sources
 
 
@@ -185,7 +185,7 @@ def load(
         else:
             images.append(photo.resize(size))
             inspect(entry, photo)
-    raise_errors(rules.check_readable(unreadable))
+    raise_errors(image_rules.check_readable(unreadable))
     return LabelledImages(
         np.stack(images),
         np.array([classes.index(entry.class_name) for entry in catalogue.entries], np.int64),
@@ -245,7 +245,7 @@ def _choose_of_each(images: LabelledImages, share: float, seed: int) -> list[int
     group_of = _group_of(images)
     # groups to train with
     left = Counter(chain.from_iterable({*labels[positions].tolist()} for positions in groups))
-    if not rules.has_enough_to_hold_out(left):
+    if not image_rules.has_enough_to_hold_out(left):
         return []
     counts = Counter(labels.tolist())
     held = Counter[int]()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import UsageError, suggest
-from trainer.data.checks import rules
+from trainer.data.checks import image_rules
 from trainer.data.datasets import DATASETS
 from trainer.data.datasets.dataset import Dataset, Images
 from trainer.data.folder_scan import scan_folder
@@ -108,7 +108,7 @@ def compare_folder(dataset: Dataset, folder: Path) -> Comparison:
         if name not in dataset.classes
     ]
     differences += [
-        finding.text for finding in rules.check_folder(scanned) if finding.kind != "twice"
+        finding.text for finding in image_rules.check_folder(scanned) if finding.kind != "twice"
     ]
     counts = {name: len(digests) for name, digests in sorted(found.items())}
     return Comparison(dataset, counts, [text for text in differences if text])

@@ -23,7 +23,7 @@ from trainer.methods.base import EPSILON, Metrics, Phase
 from trainer.models.fusion import infer_fusion
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
-from trainer.privacy.account import Account
+from trainer.privacy.spent_account import Account
 from trainer.seeding import generator, key_to_seed
 from trainer.training.alone import alone_spec
 from trainer.training.engine import predict, run_phase

@@ -38,7 +38,7 @@ from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.catalogue import FEATURES
 from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
-from trainer.privacy.accountant import DELTA
+from trainer.privacy.epsilon import DELTA
 from trainer.training import model_folder
 
 _TENSORS = "personal.safetensors"

@@ -19,7 +19,7 @@ from broker_config.protocol.messages import ImagePrivacy, Spec
 from broker_config.protocol.round_contents import is_statistics_round
 from trainer.methods import make
 from trainer.methods.base import Method
-from trainer.privacy.accountant import DELTA, allowed_distance, spent_epsilon
+from trainer.privacy.epsilon import DELTA, allowed_distance, spent_epsilon
 from trainer.statistics.private_sums import SENSITIVITY
 
 _GRADIENT_SENSITIVITY = 2.0  # in lengths of `clip`
@@ -90,7 +90,7 @@ def count_steps(method: Method) -> int:
 
 
 def squared_distance(spec: Spec, method: Method, round_: int) -> float:
-    """What a node's part in a round of a private federation spends, as `accountant` counts it."""
+    """What a node's part in a round of a private federation spends, squared: see `epsilon`."""
     assert spec.privacy is not None
     if is_statistics_round(spec, round_):
         return _squared(SENSITIVITY, spec.privacy.sums)

@@ -13,7 +13,7 @@ import numpy as np
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Spec
 from edge.bundle.bundle_format import Confidence, HeldOut
-from trainer.data.checks.image_checks import load_checked
+from trainer.data.checks.check_run import load_checked
 from trainer.data.class_folders import HoldOut, Images, LabelledImages, make_catalogue
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder

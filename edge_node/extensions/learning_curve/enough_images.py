@@ -13,7 +13,7 @@ from broker_config.protocol.messages import Preprocessing
 from broker_config.storage import checksums
 from edge.inference.image_decoding import read_image
 from edge_node.extensions.learning_curve.learning_curve import DRAWS, LearningCurve, Split, trace
-from trainer.data.checks.image_checks import load_checked
+from trainer.data.checks.check_run import load_checked
 from trainer.data.checks.image_facts import measure_image
 from trainer.data.class_folders import LabelledImages, make_catalogue, split_folds
 from trainer.data.folder_scan import Entry, scan_folder

@@ -25,8 +25,8 @@ from broker_config.security.one_time import digest_spec
 from broker_config.storage import checksums, disk
 from edge_node.extensions.vfl.channel_noise import Array
 from edge_node.extensions.vfl.messages import Privacy, VflSpec
-from trainer.privacy import accountant
-from trainer.privacy.accountant import DELTA
+from trainer.privacy.epsilon import DELTA
+from trainer.privacy.epsilon import spent_epsilon as epsilon_of_distance
 from trainer.privacy.noise import derive_key, draw_normal
 
 
@@ -199,7 +199,7 @@ class ProtectionAccount:
         played = [each for each in self._told.values() if each.rounds]
         if told is None or (len(played) < 2 and not told.again):
             return ""
-        epsilon = accountant.spent_epsilon(sqrt(sum(each.squared for each in played)), DELTA)
+        epsilon = epsilon_of_distance(sqrt(sum(each.squared for each in played)), DELTA)
         runs = len(played)
         begun = sum(each.again for each in played)
         return (
@@ -237,7 +237,7 @@ def spent_epsilon(privacy: Privacy, times: int, delta: float) -> float:
         return 0.0
     if not privacy.clip * privacy.multiplier:
         return inf
-    return accountant.spent_epsilon(2 * sqrt(times) / privacy.multiplier, delta)
+    return epsilon_of_distance(2 * sqrt(times) / privacy.multiplier, delta)
 
 
 def describe_spent(spec: VflSpec, rounds: int) -> str:

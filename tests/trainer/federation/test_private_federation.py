@@ -35,7 +35,7 @@ from trainer.federation.simulation import simulate, simulate_folder
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
-from trainer.privacy.account import Account
+from trainer.privacy.spent_account import Account
 from trainer.training.conclusion import conclude
 from trainer.training.participant import Participant, State
 from trainer.training.personal_model import load_metadata

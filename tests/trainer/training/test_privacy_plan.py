@@ -11,7 +11,7 @@ from broker_config.protocol.messages import ImagePrivacy, Spec
 from tests.support.method_cases import CLASSES, ON_ANY_MODEL
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
-from trainer.privacy.accountant import spent_epsilon
+from trainer.privacy.epsilon import spent_epsilon
 from trainer.training.privacy_plan import (
     describe,
     planned_epsilon,

@@ -16,7 +16,7 @@ from edge.bundle.comparison import Candidate, Comparison
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, here, load_images
 from trainer.data import class_folders
-from trainer.data.checks.image_checks import load_checked
+from trainer.data.checks.check_run import load_checked
 from trainer.data.class_folders import Images
 from trainer.data.training_set import TrainingSet
 from trainer.federation.server.spec import Request, draft

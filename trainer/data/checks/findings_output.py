@@ -16,8 +16,8 @@ from rich.text import Text
 from broker_config.protocol.errors import UsageError, replace_unprintable
 from broker_config.protocol.names import show_name
 from edge.inference.image_decoding import ImageError, annotated_tags, read_image
+from trainer.data.checks.check_run import ImageReport
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
-from trainer.data.checks.image_checks import ImageReport
 from trainer.data.checks.image_facts import ImageFacts
 
 

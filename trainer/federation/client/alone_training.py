@@ -12,7 +12,7 @@ from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
 from broker_config.storage import checksums, disk
 from edge.inference import native_memory
-from trainer.data.checks.rules import MIN_TO_TRAIN
+from trainer.data.checks.image_rules import MIN_TO_TRAIN
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.checkpoint import AloneProgress

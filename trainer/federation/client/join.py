@@ -15,7 +15,7 @@ from broker_config.storage import disk
 from edge.inference import native_memory
 from edge.terminal.formatting import pluralize
 from trainer import progress
-from trainer.data.checks import rules
+from trainer.data.checks import image_rules
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation import combinations
 from trainer.federation.client import privacy_file
@@ -109,7 +109,7 @@ def join(
         check.check_spec(spec, method)
     images = Images.none(spec.preprocessing.size)
     if found is not None:
-        least = 1 if federated.finished and spec.statistics else rules.MIN_TO_TRAIN
+        least = 1 if federated.finished and spec.statistics else image_rules.MIN_TO_TRAIN
         images = found.load(
             spec,
             state,

@@ -12,9 +12,9 @@ import msgspec
 
 from broker_config.protocol.messages import Spec
 from trainer.data import class_folders
-from trainer.data.checks import rules
+from trainer.data.checks import image_rules
+from trainer.data.checks.check_run import format_brief, image_options, load_checked
 from trainer.data.checks.findings import raise_errors
-from trainer.data.checks.image_checks import format_brief, image_options, load_checked
 from trainer.data.class_folders import HoldOut, Images, LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import FolderScan, scan_folder
@@ -68,7 +68,7 @@ class PlantImages(NamedTuple):
         """
         scans = tuple(scan_folder(each) for each in (folder, test) if each)
         for found in scans:
-            raise_errors(rules.check_layout(found))
+            raise_errors(image_rules.check_layout(found))
         check_own_aliases(aliases, set(chain.from_iterable(found.names for found in scans)))
         keys = (
             read_keys(group, list(chain.from_iterable(found.entries for found in scans)))
@@ -86,7 +86,7 @@ class PlantImages(NamedTuple):
         like: Path | None = None,
         confirm: Callable[[str], bool] | None = None,
         hold_out: HoldOut,
-        least: int = rules.MIN_TO_TRAIN,
+        least: int = image_rules.MIN_TO_TRAIN,
     ) -> Images:
         """Read and check them, as a federation's classes.
 

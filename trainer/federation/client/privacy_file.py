@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.storage import checksums, disk
-from trainer.privacy.account import Account, Release
+from trainer.privacy.spent_account import Account, Release
 
 _FILES = ("privacy.json", "privacy-copy.json")
 

@@ -48,8 +48,8 @@ from tests.support.vfl_models import settings as vfl_settings
 from tests.support.vfl_simulation import simulation
 from trainer import progress
 from trainer.federation.server.membership import Membership
-from trainer.privacy import accountant
-from trainer.privacy.accountant import DELTA, noise_delta
+from trainer.privacy.epsilon import DELTA, noise_delta
+from trainer.privacy.epsilon import spent_epsilon as epsilon_of_distance
 
 SECRET = b"0123456789abcdef"
 PRIVACY = Privacy(clip=2, multiplier=1.5)
@@ -364,7 +364,7 @@ def test_what_several_runs_have_told_adds_up(tmp_path: Path) -> None:
     # once a round was begun again
     times = [count_releases(first, 3), count_releases(second, 2) + 1]
     squared = 4 * times[0] / 4**2 + 4 * times[1] / 2**2
-    epsilon = accountant.spent_epsilon(np.sqrt(squared), DELTA)
+    epsilon = epsilon_of_distance(np.sqrt(squared), DELTA)
     assert f"epsilon {epsilon:.3g}" in again.describe(second)
     for path in tmp_path.glob("protection*"):
         path.write_bytes(b"{}")

@@ -6,7 +6,7 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError
 from trainer.federation.client.privacy_file import open_account, spent
-from trainer.privacy.accountant import spent_epsilon
+from trainer.privacy.epsilon import spent_epsilon
 
 
 def test_the_secret_is_made_once_and_nobody_else_may_read_it(tmp_path: Path) -> None:

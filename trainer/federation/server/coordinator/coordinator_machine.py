@@ -21,6 +21,7 @@ from broker_config.protocol.messages import (
 from broker_config.protocol.round_contents import is_statistics_round
 from trainer import progress
 from trainer.federation.server.coordinator import masking_machine, round_machine
+from trainer.federation.server.coordinator.admission import Admission, classify
 from trainer.federation.server.coordinator.coordinator_state import Coordination
 from trainer.federation.server.coordinator.effects import (
     Abort,
@@ -67,7 +68,7 @@ from trainer.federation.server.coordinator.events import (
 )
 from trainer.federation.server.coordinator.masking_machine import MaskingEffect
 from trainer.federation.server.coordinator.masking_state import Masking
-from trainer.federation.server.coordinator.round_state import Admission, Status
+from trainer.federation.server.coordinator.round_state import Status
 from trainer.federation.server.masked_sums import scarce_error
 from trainer.federation.server.membership import GRACE
 from trainer.federation.server.operator_actions import Action
@@ -501,7 +502,7 @@ def _judge(
     state: Coordination, node: str, message: Contribution, *, was_counted: bool
 ) -> tuple[Effect, ...]:
     """What is done with a contribution."""
-    match state.rounds.admission(node, round_ := message.round):
+    match classify(state.rounds, node, round_ := message.round):
         case Admission.COUNTED:
             return (_accept(node, message),)  # its effect is on disk
         case Admission.LATE if was_counted:

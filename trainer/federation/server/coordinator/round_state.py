@@ -43,16 +43,6 @@ class Plan(NamedTuple):
         return self.nodes if self.sample else self.quorum
 
 
-class Admission(StrEnum):
-    """Classification of a contribution on arrival."""
-
-    DUE = "due"
-    COUNTED = "counted"  # of a node whose contribution to the open round is summed already
-    LATE = "late"  # to a closed round: never summed, since the result would depend on delays
-    EARLY = "early"  # to a round that is not open
-    NOT_DRAWN = "not drawn"
-
-
 class Federation(NamedTuple):
     """The state. The sets hold node names."""
 
@@ -80,21 +70,6 @@ class Federation(NamedTuple):
     def stage(self) -> Stage:
         """The status as nodes are told it."""
         return _STAGES[self.status]
-
-    def admission(self, node: str, round_: int) -> Admission:
-        """Classify a member's contribution to a round at this moment."""
-        if self.status is Status.FINISHED or round_ < self.round:
-            return Admission.LATE
-        if self.status is Status.GATHERING or round_ > self.round:
-            return Admission.EARLY
-        if node in self.contributed:
-            return Admission.COUNTED
-        if self.status is Status.UNMASKING:
-            return Admission.LATE
-        if self.takes_part(node):
-            return Admission.DUE
-        # its masks are not among the others'
-        return Admission.LATE if self.plan.is_masked else Admission.NOT_DRAWN
 
 
 def restore(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.support.round_events import contributed, joined
+from trainer.federation.server.coordinator.admission import Admission, classify
 from trainer.federation.server.coordinator.effects import Close, Effect, Finish, Open
 from trainer.federation.server.coordinator.events import (
     Dropped,
@@ -13,7 +14,6 @@ from trainer.federation.server.coordinator.events import (
 )
 from trainer.federation.server.coordinator.round_machine import advance, sample_participants
 from trainer.federation.server.coordinator.round_state import (
-    Admission,
     Federation,
     Plan,
     Status,
@@ -84,7 +84,7 @@ def test_a_contribution_is_summed_only_in_its_own_open_round(
         frozenset("ab"),
         frozenset("b"),
     )
-    assert state.admission(node, round_) is admission
+    assert classify(state, node, round_) is admission
 
 
 def test_a_round_closes_without_a_node_that_is_dropped_and_its_contribution() -> None:
@@ -105,5 +105,5 @@ def test_what_comes_while_a_sum_is_unmasked_is_late_although_its_nodes_see_the_r
     plan = Plan(2, 1, 3, is_masked=True)
     state, _ = play(plan, [*join("a", "b"), *contribute("a"), Expired(1)])
     assert (state.status, state.stage) == (Status.UNMASKING, "open")
-    assert [state.admission(node, 1) for node in "ab"] == [Admission.COUNTED, Admission.LATE]
-    assert state.admission("b", 2) is Admission.EARLY
+    assert [classify(state, node, 1) for node in "ab"] == [Admission.COUNTED, Admission.LATE]
+    assert classify(state, "b", 2) is Admission.EARLY

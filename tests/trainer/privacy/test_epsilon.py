@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.privacy.accountant import allowed_distance, noise_delta, spent_epsilon
+from trainer.privacy.epsilon import allowed_distance, noise_delta, spent_epsilon
 
 
 @pytest.mark.parametrize("distance", [0.05, 0.5, 1.0, 3.0, 10.0])

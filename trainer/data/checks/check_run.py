@@ -10,7 +10,7 @@ from typing import NamedTuple
 from broker_config.protocol.errors import UsageError
 from edge.inference.image_decoding import ImageError
 from trainer.data import class_folders
-from trainer.data.checks import rules
+from trainer.data.checks import image_rules
 from trainer.data.checks.findings import SEVERITIES, Finding, raise_errors
 from trainer.data.checks.image_facts import ImageFacts, measure_image
 from trainer.data.class_folders import Catalogue, HoldOut, Images, LabelledImages
@@ -72,7 +72,7 @@ def check_folders(
     entries = list(chain.from_iterable(found.entries for found, _ in scans))
     findings += _check_names({entry.class_name for entry in entries}, classes)
     if test is None:
-        findings += rules.check_beside(scans[0][0])
+        findings += image_rules.check_beside(scans[0][0])
     keys = read_keys(group, entries) if group and entries else {}
     for found, held_out in scans:
         unreadable = {}
@@ -81,9 +81,9 @@ def check_folders(
                 unreadable[entry.path] = photo.what
             else:
                 facts.append(measure_image(entry, photo, held_out=held_out))
-        findings += [*rules.check_folder(found), *rules.check_readable(unreadable)]
+        findings += [*image_rules.check_folder(found), *image_rules.check_readable(unreadable)]
     groups = group_images(facts, keys)
-    findings += rules.check_images(facts, size, groups)
+    findings += image_rules.check_images(facts, size, groups)
     members_list = []
     for positions in groups.members:
         members_list.append(tuple(facts[position].path for position in positions))
@@ -119,7 +119,7 @@ def load_checked(
     keys: Mapping[Path, str] = {},
     *,
     hold_out: HoldOut = "every class",
-    least: int = rules.MIN_TO_TRAIN,
+    least: int = image_rules.MIN_TO_TRAIN,
 ) -> tuple[Images, list[Finding]]:
     """A plant's images for a federation, with what is worth a warning.
 
@@ -144,7 +144,7 @@ def load_checked(
     groups = group_images(facts, keys)
     test_findings = test.findings if test else ()
     findings = _sort(
-        [*train.findings, *test_findings, *rules.check_images(facts, size, groups, least)]
+        [*train.findings, *test_findings, *image_rules.check_images(facts, size, groups, least)]
     )
     raise_errors(findings)
     images = images._replace(groups=groups.numbers[: len(images.labels)])

@@ -20,14 +20,14 @@ from tests.support.paths import SHARED_DATA
 from tests.support.plants import here
 from trainer.data import class_folders
 from trainer.data.checks import findings_output
-from trainer.data.checks.findings import Finding
-from trainer.data.checks.image_checks import (
+from trainer.data.checks.check_run import (
     ImageReport,
     check_folders,
     format_brief,
     image_options,
     load_checked,
 )
+from trainer.data.checks.findings import Finding
 from trainer.data.image_groups import read_keys
 
 CLASSES = ("dent", "scratch", "stain")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError
-from trainer.privacy.account import Account, Release
-from trainer.privacy.accountant import spent_epsilon
+from trainer.privacy.epsilon import spent_epsilon
+from trainer.privacy.spent_account import Account, Release
 
 
 def test_what_is_made_again_is_counted_once_and_anything_else_adds_up() -> None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker_config.protocol.errors import EdgeNodeError
-from trainer.privacy.accountant import spent_epsilon
+from trainer.privacy.epsilon import spent_epsilon
 
 
 class Release(Struct, frozen=True, kw_only=True):
