@@ -58,7 +58,7 @@ def test_a_federation_that_hides_images_is_audited_as_it_is(
 def test_a_mode_that_cannot_be_says_why() -> None:
     modes = {each.mode: each for each in audited("afedcl").modes}
     assert "L_D" in modes["masked"].refused
-    assert "a node's weight is a loss on its images" in modes["private"].refused
+    assert "a loss tells of images" in modes["private"].refused
     assert modes["open"].exposures
 
 
