@@ -11,17 +11,17 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.protocol.errors import UsageError
+from edge.config import options_file
 from edge.config.options_file import settings
 from edge.daemon import line_settings
 from edge.daemon.line_settings import TABLES, parse
 from edge_node.cli.line import load_serve_settings
 from edge_node.cli.main import app, command_tree
-from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, draw, here, run, start
 from tests.support.tiny_bundle import tiny_bundle
 
 COMMANDS = command_tree(app).commands
-EXAMPLE = REPOSITORY / "edge" / "config" / "line.example.toml"
+EXAMPLE = Path(options_file.__file__).with_name("line.example.toml")
 
 
 def params(command: str, *words: object) -> dict[str, Any]:
