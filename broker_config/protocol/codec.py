@@ -48,7 +48,7 @@ _COMPRESSED = (MaskingStep, MaskingAnswer)
 
 
 class _Kind(msgspec.Struct):
-    """What every message says of itself."""
+    """Fields of every message."""
 
     type: str
 

@@ -45,7 +45,7 @@ class StatusText(NamedTuple):
 
 
 class FederationKind(NamedTuple):
-    """What a kind of federation brings.
+    """A kind of federation: its messages, its topics, and what other commands say of it.
 
     Its module must load fast: it may import neither torch nor what does.
 

@@ -176,7 +176,7 @@ there are choosing runs.
 
 
 class CommonSpec(Message, frozen=True, kw_only=True):
-    """What the specs of all kinds of federation say first."""
+    """Fields with which every spec begins, whatever its kind of federation."""
 
     federation: Name
     run: RunId

@@ -26,7 +26,7 @@ def open_sources(wanted: Iterable[SourceSettings], instance: Instance) -> list[S
 
 
 class ServedLine(NamedTuple):
-    """What the daemon gives a part that a package adds to a line."""
+    """A running line, as a part sees it that a package adds."""
 
     instance: Instance
     rollout: "Rollout"  # its `store` holds the line's bundles
